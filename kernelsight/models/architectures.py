@@ -1,305 +1,334 @@
-"""Readers of Hugging Face architectures, one function per class: from the fields of a config.json to the model's shape.
+"""Architectures: files of data that turn the fields of a config.json into the shape of a model.
 
-A default is used only where the configuration class of that architecture in transformers defines it. InvalidInput: a
-field is missing or has a value that the reader does not know.
+A file (YAML, one per family, in ``kernelsight/catalog/architectures`` or a user's own) states the classes that it
+reads, the fields of their config with kinds, ranges and defaults, and expressions over these fields: for the columns of
+``models``, and for the attention and feed-forward of each layer. ``docs/extending/architectures.md`` describes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from kernelsight import errors
-from kernelsight.models import dense_architectures as dense
-from kernelsight.models import expert_architectures as experts
-from kernelsight.models import recurrent_architectures as recurrent
-from kernelsight.models.config_fields import ConfigFields
-from kernelsight.models.dense_architectures import VISION_NOTE, text_part
-from kernelsight.models.layer_shapes import (
-    GATED,
-    HYBRID,
-    Shape,
-    attention_heads,
-    dense_shape,
-    leading_dense,
-    listed_kinds,
-    listed_mixers,
-    partial_rotary,
-    qwen_mixers,
-    routed_experts,
-    sparse_steps,
-    trunk,
-    with_dense_width,
-    with_windows,
-)
+from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_files import read_text
+from kernelsight.files.bounded_values import parse_yaml
+from kernelsight.models.config_fields import KINDS, ConfigFields, Field
+from kernelsight.models.expressions import WORDS, Expression, Impossible, Malformed, read_expression
+from kernelsight.models.limits import longest_context
 
-BLOCK_SPARSE = tuple(f"block_sparse_moe.experts.0.{matrix}" for matrix in ("w1", "w2", "w3"))
-ONE_SHARED = tuple(f"mlp.shared_expert.{matrix}" for matrix in GATED)
-SPLIT_LINEAR = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj")
-FUSED_PHI = {"softmax": ("self_attn.qkv_proj", "self_attn.o_proj"), "dense": ("mlp.gate_up_proj", "mlp.down_proj")}
-
-
-def llama(fields: ConfigFields) -> Shape:
-    """Read Llama 2 and 3, DeepSeek LLM and other LlamaForCausalLM; LlamaConfig: KV heads default to heads."""
-    columns = trunk(fields)
-    columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
-    return dense_shape(fields, columns, ["full"] * columns["layer_count"])
-
-
-def mistral(fields: ConfigFields) -> Shape:
-    """Read Mistral: a sliding window on every layer if the config states one, or as layer_types says."""
-    columns = trunk(fields)
-    columns |= attention_heads(fields, columns["hidden"])
-    mixer = "full" if fields.size("sliding_window", default=None) is None else "sliding"
-    return dense_shape(fields, columns, listed_mixers(fields, columns["layer_count"], [mixer] * columns["layer_count"]))
-
-
-def phi3(fields: ConfigFields) -> Shape:
-    """Read Phi-3, 3.5 and 4; Phi3Config: KV heads default to heads, RoPE covers the whole head."""
-    columns = trunk(fields)
-    columns |= attention_heads(fields, columns["hidden"], kv_heads_default_to_heads=True)
-    columns |= partial_rotary(fields, columns["head_dim"], default=1.0)
-    mixer = "full" if fields.size("sliding_window", default=None) is None else "sliding"
-    return dense_shape(fields, columns, [mixer] * columns["layer_count"]).with_modules(**FUSED_PHI)
-
-
-def qwen2(fields: ConfigFields) -> Shape:
-    """Read Qwen2 and Qwen2.5."""
-    columns = trunk(fields)
-    columns |= attention_heads(fields, columns["hidden"])
-    return dense_shape(fields, columns, qwen_mixers(fields, columns["layer_count"]))
-
-
-def qwen3(fields: ConfigFields) -> Shape:
-    """Read dense Qwen3: explicit head_dim (Qwen3Config: 128), norms on each head's query and key."""
-    columns = trunk(fields) | {"qk_norm": "head"}
-    columns |= attention_heads(fields, columns["hidden"], head_dim=128)
-    return dense_shape(fields, columns, qwen_mixers(fields, columns["layer_count"]))
-
-
-def gemma2(fields: ConfigFields) -> Shape:
-    """Read Gemma 2: sliding and full layers alternate, sliding first; four norms; Gemma2Config: tied, head_dim 256."""
-    columns = trunk(fields, activation="gelu", tie_word_embeddings=True) | {"norms_per_layer": 4}
-    columns |= attention_heads(fields, columns["hidden"], head_dim=256)
-    alternating = ["full" if layer % 2 else "sliding" for layer in range(columns["layer_count"])]
-    return dense_shape(fields, columns, listed_mixers(fields, columns["layer_count"], alternating))
-
-
-def gemma3(fields: ConfigFields) -> Shape:
-    """Read Gemma 3: every sixth layer full; Gemma3TextConfig defines the sizes missing in published configs."""
-    columns = trunk(
-        fields, activation="gelu", tie_word_embeddings=True, vocab_size=262208, max_position_embeddings=131072
-    )
-    columns |= {"norms_per_layer": 4, "qk_norm": "head"}
-    columns |= attention_heads(fields, columns["hidden"], head_dim=256, num_attention_heads=8, num_key_value_heads=4)
-    period = fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    repeating = ["sliding" if (layer + 1) % period else "full" for layer in range(columns["layer_count"])]
-    notes = (VISION_NOTE,) if "vision_config" in fields.values else ()
-    return dense_shape(fields, columns, listed_mixers(fields, columns["layer_count"], repeating), notes)
-
-
-def mixtral(fields: ConfigFields) -> Shape:
-    """Read Mixtral: every layer is a mixture of experts of width intermediate_size."""
-    columns = trunk(fields)
-    columns |= attention_heads(fields, columns["hidden"])
-    columns |= routed_experts(fields, "num_local_experts", "intermediate_size")
-    mixer = "full" if fields.size("sliding_window", default=None) is None else "sliding"
-    attention = with_windows(fields, columns, [mixer] * columns["layer_count"])
-    return Shape(columns, attention, ["moe"] * columns["layer_count"]).with_modules(expert=BLOCK_SPARSE)
-
-
-def gpt_oss(fields: ConfigFields) -> Shape:
-    """Read gpt-oss: alternating windows (sliding first) and one learned attention sink per head."""
-    columns = trunk(fields) | {"attention_sinks": True}
-    columns |= attention_heads(fields, columns["hidden"])
-    columns |= routed_experts(fields, "num_local_experts", "intermediate_size", "experts_per_token")
-    alternating = ["full" if layer % 2 else "sliding" for layer in range(columns["layer_count"])]
-    attention = listed_mixers(fields, columns["layer_count"], alternating)
-    shape = Shape(columns, with_windows(fields, columns, attention), ["moe"] * columns["layer_count"])
-    return shape.with_modules(expert=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
-
-
-def minimax_m2(fields: ConfigFields) -> Shape:
-    """Read MiniMax-M2: partial RoPE, and one norm over all query heads and one over all key heads."""
-    columns = trunk(fields)
-    columns |= attention_heads(fields, columns["hidden"])
-    columns |= routed_experts(fields, "num_local_experts", "intermediate_size")
-    for kind in fields.items("attn_type_list", default=[]):
-        if kind != 1:
-            raise errors.config_unsupported(fields.label, "attn_type_list entry", kind, ["1 (softmax attention)"])
-    columns["rotary_dim"] = fields.size("rotary_dim")
-    if fields.flag("use_qk_norm", default=False):
-        columns["qk_norm"] = fields.choice("qk_norm_type", among={"per_layer": "full", "per_head": "head"})
-    columns["shared_intermediate"] = fields.size("shared_intermediate_size", default=0, least=0)
-    columns["mtp_layers"] = fields.size("num_mtp_modules", default=0, least=0)
-    layers = columns["layer_count"]
-    return Shape(columns, ["full"] * layers, ["moe"] * layers).with_modules(expert=BLOCK_SPARSE)
-
-
-def qwen3_moe(fields: ConfigFields) -> Shape:
-    """Read Qwen3 mixture-of-experts models."""
-    columns = trunk(fields) | {"qk_norm": "head"}
-    columns |= attention_heads(fields, columns["hidden"])
-    columns |= routed_experts(fields, "num_experts", "moe_intermediate_size")
-    ffn = with_dense_width(fields, columns, sparse_steps(fields, columns["layer_count"]))
-    return Shape(columns, with_windows(fields, columns, qwen_mixers(fields, columns["layer_count"])), ffn)
-
-
-def glm4_moe(fields: ConfigFields) -> Shape:
-    """Read GLM-4.5 and 4.6; Glm4MoeConfig: RoPE covers half of each head, no query-key norm."""
-    columns = trunk(fields)
-    columns |= attention_heads(fields, columns["hidden"])
-    columns |= partial_rotary(fields, columns["head_dim"], default=0.5)
-    columns["qk_norm"] = "head" if fields.flag("use_qk_norm", default=False) else "none"
-    columns |= routed_experts(fields, "n_routed_experts", "moe_intermediate_size")
-    columns["shared_intermediate"] = fields.size("n_shared_experts", least=0) * columns["expert_intermediate"]
-    columns["mtp_layers"] = fields.size("num_nextn_predict_layers", default=0, least=0)
-    ffn = with_dense_width(fields, columns, leading_dense(fields, columns["layer_count"]))
-    return Shape(columns, ["full"] * columns["layer_count"], ffn)
-
-
-def deepseek(fields: ConfigFields) -> Shape:
-    """Read multi-head latent attention with mixtures of experts: DeepSeek-V2, V3 and R1, Kimi-K2."""
-    columns = trunk(fields)
-    heads = fields.size("num_attention_heads")
-    nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
-    columns |= {
-        "heads": heads,
-        "kv_heads": 1,
-        "head_dim": nope + rope,
-        "rotary_dim": rope,
-        "q_lora_rank": fields.size("q_lora_rank", default=None),
-        "kv_lora_rank": fields.size("kv_lora_rank"),
-        "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": rope,
-        "v_head_dim": fields.size("v_head_dim"),
-        "mtp_layers": fields.size("num_nextn_predict_layers", default=0, least=0),
-    }
-    columns |= routed_experts(fields, "n_routed_experts", "moe_intermediate_size")
-    shared = fields.size("n_shared_experts", default=0, least=0)
-    columns["shared_intermediate"] = shared * columns["expert_intermediate"]
-    ffn = with_dense_width(fields, columns, leading_dense(fields, columns["layer_count"]))
-    return Shape(columns, ["mla"] * columns["layer_count"], ffn)
-
-
-def deepseek_sparse(fields: ConfigFields) -> Shape:
-    """Read latent attention with an indexer on every layer: DeepSeek-V3.2, GLM-5."""
-    shape = deepseek(fields)
-    shared = [kind for kind in fields.items("indexer_types", default=[]) if kind != "full"]
-    if shared:
-        raise errors.config_unsupported(fields.label, "indexer type", shared[0], ["full"])
-    columns = shape.columns | {
-        "index_heads": fields.size("index_n_heads"),
-        "index_head_dim": fields.size("index_head_dim"),
-        "index_top_k": fields.size("index_topk"),
-    }
-    return shape._replace(columns=columns, attention=["sparse"] * columns["layer_count"])
-
-
-def kimi_k25(fields: ConfigFields) -> Shape:
-    """Read Kimi-K2.5: Kimi-K2 with a vision tower."""
-    return deepseek(fields)._replace(notes=(VISION_NOTE,))
-
-
-def _gated_delta_hybrid(fields: ConfigFields) -> tuple[dict[str, Any], list[str]]:
-    """Return the columns and each layer's attention of Qwen's hybrids.
-
-    Gated delta net, with softmax attention in every full_attention_interval-th layer (default 4).
-    """
-    columns = trunk(fields) | {"qk_norm": "head"}
-    columns |= attention_heads(fields, columns["hidden"])
-    columns |= partial_rotary(fields, columns["head_dim"], default=0.25)
-    # Qwen3-Next always has the gate; Qwen3.5 has a field for it
-    columns["attention_output_gate"] = fields.flag("attn_output_gate", default=True)
-    columns |= {
-        "linear_key_heads": fields.size("linear_num_key_heads"),
-        "linear_value_heads": fields.size("linear_num_value_heads"),
-        "linear_key_head_dim": fields.size("linear_key_head_dim"),
-        "linear_value_head_dim": fields.size("linear_value_head_dim"),
-        "linear_conv_kernel": fields.size("linear_conv_kernel_dim"),
-        "mtp_layers": fields.size("mtp_num_hidden_layers", default=0, least=0),
-    }
-    if columns["linear_value_heads"] % columns["linear_key_heads"]:
-        expected = f"a multiple of linear_num_key_heads ({columns['linear_key_heads']})"
-        value_heads = columns["linear_value_heads"]
-        raise errors.config_field_wrong(fields.label, "linear_num_value_heads", value_heads, expected)
-    period = fields.size("full_attention_interval", default=4)
-    repeating = ["linear" if (layer + 1) % period else "full" for layer in range(columns["layer_count"])]
-    return columns, listed_kinds(fields, "layer_types", HYBRID, columns["layer_count"], repeating)
-
-
-def qwen3_next(fields: ConfigFields) -> Shape:
-    """Read Qwen3-Next: a gated delta net hybrid with mixtures of experts and one shared expert."""
-    columns, attention = _gated_delta_hybrid(fields)
-    columns |= routed_experts(fields, "num_experts", "moe_intermediate_size")
-    columns["shared_intermediate"] = fields.size("shared_expert_intermediate_size", least=0)
-    ffn = with_dense_width(fields, columns, sparse_steps(fields, columns["layer_count"]))
-    return Shape(columns, attention, ffn).with_modules(shared=ONE_SHARED)
-
-
-def qwen35_moe(fields: ConfigFields) -> Shape:
-    """Read Qwen3.5 mixture-of-experts models: Qwen3-Next with a vision tower."""
-    return qwen3_next(fields)._replace(notes=(VISION_NOTE,)).with_modules(linear=SPLIT_LINEAR)
-
-
-def qwen35(fields: ConfigFields) -> Shape:
-    """Read dense Qwen3.5: a gated delta net hybrid with dense feed-forward layers and a vision tower."""
-    columns, attention = _gated_delta_hybrid(fields)
-    return dense_shape(fields, columns, attention, (VISION_NOTE,)).with_modules(linear=SPLIT_LINEAR)
-
-
-def with_vision(reader: Callable[[ConfigFields], Shape]) -> Callable[[ConfigFields], Shape]:
-    """Return a reader of a multimodal model's language model, whose shape has a note where there is a vision tower."""
-    return lambda fields: text_part(fields, reader(fields))
-
-
-ARCHITECTURES: dict[str, Callable[[ConfigFields], Shape]] = {
-    "Cohere2ForCausalLM": dense.cohere2,
-    "CohereForCausalLM": dense.cohere,
-    "DeepseekV2ForCausalLM": deepseek,
-    "DeepseekV3ForCausalLM": deepseek,
-    "DeepseekV32ForCausalLM": deepseek_sparse,
-    "Ernie4_5ForCausalLM": dense.ernie,
-    "Ernie4_5_ForCausalLM": dense.ernie,
-    "Ernie4_5_MoeForCausalLM": experts.ernie_moe,
-    "Gemma2ForCausalLM": gemma2,
-    "Gemma3ForCausalLM": gemma3,
-    "Gemma3ForConditionalGeneration": gemma3,
-    "Glm4ForCausalLM": dense.glm4,
-    "Glm4MoeForCausalLM": glm4_moe,
-    "Glm4MoeLiteForCausalLM": deepseek,
-    "Glm4vMoeForConditionalGeneration": with_vision(glm4_moe),
-    "GlmForCausalLM": dense.glm,
-    "GlmMoeDsaForCausalLM": deepseek_sparse,
-    "GptOssForCausalLM": gpt_oss,
-    "GraniteForCausalLM": dense.granite,
-    "GraniteMoeForCausalLM": experts.granite_moe,
-    "GraniteMoeHybridForCausalLM": recurrent.granite_hybrid,
-    "GraniteMoeSharedForCausalLM": experts.granite_moe,
-    "HunYuanDenseV1ForCausalLM": dense.hunyuan,
-    "HunYuanMoEV1ForCausalLM": experts.hunyuan_moe,
-    "KimiK25ForConditionalGeneration": kimi_k25,
-    "Llama4ForCausalLM": experts.llama4,
-    "Llama4ForConditionalGeneration": with_vision(experts.llama4),
-    "LlamaForCausalLM": llama,
-    "MiniMaxM2ForCausalLM": minimax_m2,
-    "Ministral3ForCausalLM": mistral,
-    "Mistral3ForConditionalGeneration": with_vision(mistral),
-    "MistralForCausalLM": mistral,
-    "MixtralForCausalLM": mixtral,
-    "NemotronHForCausalLM": recurrent.nemotron_h,
-    "Olmo2ForCausalLM": dense.olmo2,
-    "Olmo3ForCausalLM": dense.olmo3,
-    "Phi3ForCausalLM": phi3,
-    "Qwen2ForCausalLM": qwen2,
-    "Qwen2VLForConditionalGeneration": with_vision(qwen2),
-    "Qwen2_5_VLForConditionalGeneration": with_vision(qwen2),
-    "Qwen3ForCausalLM": qwen3,
-    "Qwen3MoeForCausalLM": qwen3_moe,
-    "Qwen3NextForCausalLM": qwen3_next,
-    "Qwen3VLForConditionalGeneration": with_vision(qwen3),
-    "Qwen3VLMoeForConditionalGeneration": with_vision(qwen3_moe),
-    "Qwen3_5ForConditionalGeneration": qwen35,
-    "Qwen3_5MoeForConditionalGeneration": qwen35_moe,
-    "SeedOssForCausalLM": dense.seed_oss,
+FOLDER = Path(__file__).parent.parent / "catalog" / "architectures"
+LARGEST_FILE = 2**16
+# far above any model: a typo must not make a list of a billion layers
+MOST_LAYERS = 10_000
+SECTIONS = {
+    "architectures": list,
+    "like": list | str,
+    "source": str,
+    "fields": dict,
+    "layers": dict,
+    "columns": dict,
+    "modules": dict,
+    "checks": list,
+    "notes": list,
 }
+ATTENTION = ("full", "sliding", "mla", "sparse", "linear", "none")
+FEED_FORWARD = ("dense", "moe", "none")
+# names in expressions that are no fields
+BOUND = ("layer", "layer_count")
+
+
+class Shape(NamedTuple):
+    """What an architecture makes of a config: columns of ``models``, and each layer's attention and feed-forward."""
+
+    columns: dict[str, Any]
+    attention: list[str]  # of each layer: one of ATTENTION
+    ffn: list[str]  # of each layer: one of FEED_FORWARD
+    notes: tuple[str, ...]  # sentences on what is not modelled
+    modules: dict[str, list[str]]  # module names of matrices by class
+
+
+class Check(NamedTuple):
+    """A condition on a config: the field to blame where it does not hold, and what it must be."""
+
+    holds: Expression
+    field: str
+    expected: str
+
+
+class Architecture(NamedTuple):
+    """A family of architectures, as its file and those that it is like declare it."""
+
+    origin: str
+    fields: dict[str, Field]
+    layers: dict[str, Expression]
+    columns: dict[str, Expression]
+    modules: dict[str, list[str]]
+    checks: tuple[Check, ...]
+    notes: tuple[tuple[Expression, str], ...]
+
+
+def architecture_of(name: object, label: str, own: Path | None = None) -> Architecture:
+    """Return the architecture of a class named in a config, from the user's ``own`` file or the catalogue.
+
+    InvalidInput: no file reads the class.
+    """
+    files = _files(own)
+    by_class = {each: stem for stem, content in files.items() for each in content.get("architectures", ())}
+    if not isinstance(name, str) or name not in by_class:
+        refused = errors.config_unsupported(label, "architecture", name, sorted(by_class))
+        raise InvalidInput(f"{refused} State how another is read with --architecture FILE, or use --model-like M.")
+    return _architecture(by_class[name], own)
+
+
+def known_architectures() -> list[str]:
+    """Return the classes that the catalogue's files read, sorted."""
+    return sorted(name for content in _files(None).values() for name in content.get("architectures", ()))
+
+
+@cache
+def _files(own: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the content of every file by its stem, the user's own among them."""
+    from kernelsight.caches.disk_cache import cached_for_program
+    from kernelsight.catalog.tables import program
+
+    paths = sorted(FOLDER.glob("*.yaml"))
+    known = cached_for_program(program(), "architectures", lambda: {path.stem: _content(path) for path in paths})
+    return known if own is None else known | {str(own): _content(own)}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return the sections of a file; InvalidInput: it is not YAML, or has other sections."""
+
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"architecture file {path} {problem}.")
+
+    text = read_text(path, refuse, LARGEST_FILE)
+    documents = parse_yaml(text, refuse)
+    content = documents[0] if len(documents) == 1 else None
+    if not isinstance(content, dict):
+        raise refuse("is not one YAML mapping")
+    for name, value in content.items():
+        if name not in SECTIONS or not isinstance(value, SECTIONS[name]):
+            expected = f"sections are {', '.join(SECTIONS)}" if name not in SECTIONS else "it has another type"
+            raise InvalidInput(f"architecture file {path}, line {_line(text, str(name))}: {name!r}: {expected}.")
+    return content | {"text": text}
+
+
+def _line(text: str, name: str) -> int:
+    """Return the number of the first line that begins with a name; 1 where there is none."""
+    found = re.search(rf"^[ \-]*['\"]?{re.escape(name)}['\"]?:", text, re.M)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+@cache
+def _architecture(stem: str, own: Path | None) -> Architecture:
+    """Return the compiled architecture of a file, merged with those that it is like."""
+    from kernelsight.catalog.tables import contracts
+
+    merged = _merged(stem, _files(own))
+    reading = _Reading(str(own) if stem == str(own) else f"{stem}.yaml", merged["text"])
+    fields = {name: reading.field(name, declared) for name, declared in merged["fields"].items()}
+    reading.known = {*fields, *BOUND}
+    defaults = {name: declared["default"] for name, declared in merged["fields"].items() if "default" in declared}
+    compiled = {name: reading.expression("default", value) for name, value in defaults.items()}
+    fields = {
+        name: field._replace(default=compiled[name].evaluate if name in compiled else None)
+        for name, field in fields.items()
+    }
+    unknown = sorted(set(merged["columns"]) - set(contracts()["models"].column_names))
+    if unknown:
+        raise reading.wrong(unknown[0], "the table models has no such column")
+    return Architecture(
+        reading.origin,
+        fields,
+        {name: reading.expression(name, merged["layers"].get(name)) for name in ("count", "attention", "ffn")},
+        {name: reading.expression(name, value) for name, value in merged["columns"].items()},
+        merged["modules"],
+        tuple(reading.check(entry) for entry in merged["checks"]),
+        tuple((reading.expression("when", entry.get("when", True)), str(entry["note"])) for entry in merged["notes"]),
+    )
+
+
+def _merged(stem: str, files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the sections of a file over those of the files that it is like; lists are joined, mappings updated."""
+    merged: dict[str, Any] = {"fields": {}, "layers": {}, "columns": {}, "modules": {}, "checks": [], "notes": []}
+    for part in _lineage(stem, files, ()):
+        for name, value in merged.items():
+            added = files[part].get(name, type(value)())
+            merged[name] = added + value if isinstance(value, list) else value | _declared(name, value, added)
+    return merged | {"text": files[stem]["text"]}
+
+
+def _lineage(stem: str, files: Mapping[str, dict[str, Any]], below: tuple[str, ...]) -> list[str]:
+    """Return the files that a file is like, the most general first, each once, and itself."""
+    if stem not in files or stem in below:
+        reason = "is like itself" if stem in below else "is no architecture file"
+        raise InvalidInput(f"architecture file {below[-1] if below else stem}: {stem!r} {reason}.")
+    like = files[stem].get("like", [])
+    above = [_lineage(name, files, (*below, stem)) for name in ([like] if isinstance(like, str) else like)]
+    return [*dict.fromkeys(name for line in above for name in line), stem]
+
+
+def _declared(section: str, known: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Return declarations over known ones; of fields, a plain value states a default, ``required`` takes it away."""
+    if section != "fields":
+        return dict(added)
+    fields = {}
+    for name, value in added.items():
+        field = known.get(name, {}) | (value if isinstance(value, dict) else {"default": value})
+        if field.pop("required", False):
+            field.pop("default", None)
+        fields[name] = field
+    return fields
+
+
+class _Reading:
+    """The reading of one file: compiles its entries, and names it and the line in errors."""
+
+    def __init__(self, origin: str, text: str) -> None:
+        self.origin, self.text, self.known = origin, text, frozenset()
+
+    def wrong(self, name: str, problem: str) -> InvalidInput:
+        return InvalidInput(f"architecture file {self.origin}, line {_line(self.text, name)}: {name}: {problem}.")
+
+    def field(self, name: str, declared: Any) -> Field:
+        """Return a declared field without its default."""
+        if not isinstance(declared, dict) or declared.get("kind", "size") not in KINDS:
+            raise self.wrong(name, f"a field has a kind: {', '.join(KINDS)}")
+        unknown = sorted(set(declared) - {*Field._fields[1:]})
+        if unknown or not isinstance(declared.get("values", {}), dict):
+            raise self.wrong(name, f"a field has {', '.join(Field._fields[1:])}, not {unknown or 'other values'}")
+        lists = {key: tuple(declared[key]) for key in ("names", "absent") if key in declared}
+        rest = {key: value for key, value in declared.items() if key != "default"}
+        return Field(name, **rest | lists)
+
+    def expression(self, name: str, value: Any) -> Expression:
+        """Return the expression of an entry: a text, or a plain number, true, false or null."""
+        if value is None or isinstance(value, (bool, int, float)):
+            return Expression(str(value), (), lambda scope: value)
+        try:
+            expression = read_expression(str(value))
+        except Malformed as problem:
+            raise self.wrong(name, f"{value!r}: {problem}") from None
+        unknown = [each for each in expression.names if each not in self.known]
+        if unknown:
+            known = errors.nearest(unknown[0], sorted({*self.known, *WORDS}))
+            raise self.wrong(name, f"{value!r}: there is no field {unknown[0]!r}{known}")
+        return expression
+
+    def check(self, entry: Any) -> Check:
+        if not isinstance(entry, dict) or set(entry) != set(Check._fields):
+            raise self.wrong("checks", f"each has {', '.join(Check._fields)}")
+        return Check(self.expression("holds", entry["holds"]), str(entry["field"]), str(entry["expected"]))
+
+
+class _Scope(dict):
+    """The values that expressions refer to: fields of a config, read when they are needed, layers and functions."""
+
+    def __init__(self, architecture: Architecture, config: ConfigFields) -> None:
+        super().__init__(
+            has=lambda name: architecture.fields[name].place(config) is not None,
+            count=lambda kind: self.attention.count(kind) + self.ffn.count(kind),
+            length=len,
+            yarn=lambda positions: longest_context(config, positions),
+            int=int,
+            min=min,
+            max=max,
+        )
+        self.architecture, self.config = architecture, config
+        self.attention: list[str] = []
+        self.ffn: list[str] = []
+
+    def __missing__(self, name: str) -> Any:
+        if name == "layer_count":
+            value = self.value(self.architecture.layers["count"])
+            if not 1 <= value <= MOST_LAYERS:
+                name = self.architecture.layers["count"].names[0]
+                raise self.wrong(name, self[name], f"of 1 to {MOST_LAYERS} layers")
+        else:
+            try:
+                value = self.architecture.fields[name].read(self.config, self)
+            except Impossible as problem:  # in the expression of its default
+                raise Impossible(problem.name, problem.value, f"{problem.expected}, or {name} must be given") from None
+        self[name] = value
+        return value
+
+    def value(self, expression: Expression) -> Any:
+        """Return the value of an expression; InvalidInput blames a field for which it has none."""
+        try:
+            return expression.evaluate(self)
+        except Impossible as problem:
+            raise self.wrong(problem.name, problem.value, problem.expected) from None
+
+    def spelling(self, name: str) -> str:
+        """Return the name of a field in this config."""
+        return self.architecture.fields[name].label_name(self.config)[1]
+
+    def wrong(self, name: str, value: Any, expected: str) -> InvalidInput:
+        """Return the error for a field with an unusable value."""
+        field = self.architecture.fields.get(name)
+        if field is not None and field.kind == "kinds" and isinstance(value, int):
+            value, expected = f"{value} entries", f"a list of num_hidden_layers ({self['layer_count']}) entries"
+        label, spelling = field.label_name(self.config) if field else (self.config.label, name)
+        return errors.config_field_wrong(label, spelling, value, expected)
+
+
+def shape_of(architecture: Architecture, config: ConfigFields) -> Shape:
+    """Return the shape that an architecture makes of a config; InvalidInput: a field is missing or has another value.
+
+    A sliding window as long as the context sees everything, so that its layers are full.
+    """
+    scope = _Scope(architecture, config)
+    scope.attention, scope.ffn = (
+        list(_of_layers(scope, architecture.layers[name], name, known))
+        for name, known in (("attention", ATTENTION), ("ffn", FEED_FORWARD))
+    )
+    for name, value in scope.items():
+        field = architecture.fields.get(name)
+        if field and field.kind == "kinds" and len(value or ()) not in (0, scope["layer_count"]):
+            raise scope.wrong(name, len(value), "")
+        if field and field.kind == "numbers" and max(value or (0,)) >= scope["layer_count"]:
+            raise scope.wrong(name, max(value), f"numbers of layers, 0 to {scope['layer_count'] - 1}")
+    evaluated = {name: each for name, each in architecture.columns.items() if name != "sliding_window"}
+    columns = {"layer_count": scope["layer_count"], "sliding_window": None}
+    columns["max_positions"] = scope.value(evaluated.pop("max_positions"))
+    if "sliding" in scope.attention:
+        window = scope.value(architecture.columns["sliding_window"])
+        if window >= columns["max_positions"]:
+            scope.attention = ["full" if kind == "sliding" else kind for kind in scope.attention]
+        else:
+            columns["sliding_window"] = window
+    columns |= {name: scope.value(each) for name, each in evaluated.items()}
+    for check in architecture.checks:
+        if not scope.value(check.holds):
+            stated = architecture.fields[check.field].place(config)
+            value = stated[0].values[stated[1]] if stated else scope[check.field]
+            expected = _filled(check.expected, lambda name: f"{scope.spelling(name)} ({scope[name]})")
+            raise errors.config_field_wrong(*architecture.fields[check.field].label_name(config), value, expected)
+    notes = tuple(
+        _filled(note, lambda name: f"{scope[name]:,}") for when, note in architecture.notes if scope.value(when)
+    )
+    return Shape(columns, scope.attention, scope.ffn, notes, architecture.modules)
+
+
+def _filled(text: str, written: Callable[[str], str]) -> str:
+    """Return a text with what is written for the fields that it names in braces."""
+    return re.sub(r"\{(\w+)\}", lambda found: written(found[1]), text)
+
+
+def _of_layers(scope: _Scope, expression: Expression, name: str, known: Iterable[str]) -> Iterable[str]:
+    """Yield the kind of each layer."""
+    for layer in range(scope["layer_count"]):
+        scope["layer"] = layer
+        kind = scope.value(expression)
+        if kind not in known:
+            raise InvalidInput(
+                f"architecture file {scope.architecture.origin}: {name} of layer {layer} is {kind!r}, but must be one "
+                f"of {', '.join(known)}."
+            )
+        yield kind

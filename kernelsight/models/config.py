@@ -11,9 +11,8 @@ from typing import Any
 
 from kernelsight import errors
 from kernelsight.files.bounded_values import read_json
-from kernelsight.models.architectures import ARCHITECTURES
+from kernelsight.models.architectures import Shape, architecture_of, shape_of
 from kernelsight.models.config_fields import ConfigFields
-from kernelsight.models.layer_shapes import Shape
 from kernelsight.models.limits import check_heads, check_layers, check_rope, check_total
 from kernelsight.models.quantization import read_formats
 
@@ -21,37 +20,13 @@ CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # fields that multimodal configs have outside of text_config and that apply to the language model
 OUTER_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "vision_config")
-# defaults of columns of ``models`` that an architecture does not set
-ABSENT = {
-    "intermediate": None,
-    "ffn_gated": True,
-    "norms_per_layer": 2,
-    "qk_norm": "none",
-    "rope_layers": "all",
-    "attention_output_gate": False,
-    "attention_sinks": False,
-    "sliding_window": None,
-    "experts": None,
-    "top_k": None,
-    "expert_intermediate": None,
-    "shared_intermediate": None,
-    "q_lora_rank": None,
-    "kv_lora_rank": None,
-    "qk_nope_head_dim": None,
-    "qk_rope_head_dim": None,
-    "v_head_dim": None,
-    "linear_key_heads": None,
-    "linear_value_heads": None,
-    "linear_key_head_dim": None,
-    "linear_value_head_dim": None,
-    "linear_conv_kernel": None,
-    "index_heads": None,
-    "index_head_dim": None,
-    "index_top_k": None,
-    "mtp_layers": 0,
-    "mtp_format": None,
-    "draft_inputs": None,
-}
+# columns of ``models`` that an architecture need not state
+ABSENT = (
+    *("intermediate", "sliding_window", "experts", "top_k", "expert_intermediate", "shared_intermediate"),
+    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    *("linear_key_heads", "linear_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel"),
+    *("index_heads", "index_head_dim", "index_top_k", "mtp_format", "draft_inputs"),
+)
 
 Rows = tuple[dict[str, Any], list[dict[str, Any]]]
 """One ``models`` row and its ``model_layers`` rows."""
@@ -73,10 +48,12 @@ def read_config(
     huggingface_id: str | None,
     source: str,
     quant_config: Mapping[str, Any] | None = None,
+    own_architecture: Path | None = None,
 ) -> Rows:
     """Return the ``models`` row of a config.json's content, and its ``model_layers`` rows.
 
-    ``quant_config``: content of ModelOpt's hf_quant_config.json. InvalidInput names the field: it is missing, a size is
+    ``quant_config``: content of ModelOpt's hf_quant_config.json. ``own_architecture``: a user's file, which
+    has precedence over those of the catalogue. InvalidInput names the field: it is missing, a size is
     not a whole number above 0, the architecture or quantisation is not supported.
 
     >>> config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
@@ -89,10 +66,11 @@ def read_config(
     label = huggingface_id or source
     if not isinstance(config, Mapping):
         raise errors.config_unreadable(label, "it is not a JSON object")
-    architecture = _architecture(ConfigFields(config, label))
+    architecture = next(iter(ConfigFields(config, label).items("architectures")), None)
+    known = architecture_of(architecture, label, own_architecture)
     fields = _language_model(config, label)
     check_layers(fields)
-    shape = ARCHITECTURES[architecture](fields)
+    shape = shape_of(known, fields)
     columns = shape.columns
     check_heads(fields, columns)
     check_rope(fields)
@@ -103,17 +81,9 @@ def read_config(
     dtype = dtype or "bf16"
     formats, format_notes = read_formats(fields, quant_config, _representative_modules(shape), dtype)
     row = {"model": model, "huggingface_id": huggingface_id, "architecture": architecture}
-    row |= ABSENT | columns | formats
+    row |= dict.fromkeys(ABSENT) | columns | formats
     row |= {"dtype": dtype, "notes": "; ".join(notes + format_notes) or None, "source": source}
     return row, _layer_rows(row, shape)
-
-
-def _architecture(fields: ConfigFields) -> str:
-    listed = fields.items("architectures")
-    name = listed[0] if listed else None
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise errors.config_unsupported(fields.label, "architecture", name, ARCHITECTURES)
-    return name
 
 
 def _language_model(config: Mapping[str, Any], label: str) -> ConfigFields:
@@ -141,17 +111,18 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
     for kind in [kind for kind in dict.fromkeys(shape.attention) if kind != "none"]:
         attention += [middle(shape.attention, kind) + name for name in shape.modules[mixers.get(kind, "softmax")]]
     dense, moe = middle(shape.ffn, "dense"), middle(shape.ffn, "moe")
+    some = dense or moe or "model.layers.0."  # layers without feed-forward have no such matrices
     # a shared expert represents the class: more layers have one than are dense
     shared = bool(shape.columns.get("shared_intermediate"))
-    ffn_layer, ffn_kind = (moe, "shared") if shared and moe else (dense or moe, "dense")
+    ffn_layer, ffn_kind = (moe, "shared") if shared and moe else (some, "dense")
     modules = {
         "attention": attention,
         "ffn": [ffn_layer + name for name in shape.modules[ffn_kind]],
-        "expert": [(moe or dense) + name for name in shape.modules["expert"]],
+        "expert": [(moe or some) + name for name in shape.modules["expert"]],
     }
     if shape.columns.get("mtp_layers"):
-        # the layer after the last one, or in Qwen's hybrids a module of its own
-        layer = "mtp.layers.0." if "linear" in shape.attention else f"model.layers.{len(layers)}."
+        # the layer after the last one, unless the architecture has a module of its own
+        layer = (*shape.modules.get("mtp_layer", ()), f"model.layers.{len(layers)}.")[0]
         modules["mtp"] = [layer + name for name in shape.modules["expert" if moe else "dense"]]
     return modules
 
@@ -188,10 +159,11 @@ def _ffn_columns(row: Mapping[str, Any], ffn: str) -> dict[str, Any]:
     return columns | {"top_k": row["top_k"], "shared_intermediate": shared}
 
 
-def read_config_file(path: str | Path) -> Rows:
+def read_config_file(path: str | Path, architecture: str | Path | None = None) -> Rows:
     """Return the rows of a config.json file, or of the one in a folder, with hf_quant_config.json of the same folder.
 
-    The model is named like the folder, in lower case and without -instruct. InvalidInput: as :func:`read_config`, or no
+    The model is named like the folder, in lower case and without -instruct. ``architecture``: a user's file,
+    which has precedence over those of the catalogue. InvalidInput: as :func:`read_config`, or no
     such file.
     """
     path = Path(path)
@@ -205,6 +177,7 @@ def read_config_file(path: str | Path) -> Rows:
         huggingface_id=None,
         source=str(file),
         quant_config=_json_object(quant_file) if quant_file.exists() else None,
+        own_architecture=Path(architecture) if architecture is not None else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kernelsight import errors
@@ -90,3 +90,96 @@ class ConfigFields(NamedTuple):
         if not isinstance(value, Mapping):
             raise errors.config_field_wrong(self.label, name, value, "an object")
         return ConfigFields(value, f"{self.label}, {name}")
+
+
+class Field(NamedTuple):
+    """A field of a config as an architecture file declares it.
+
+    ``names``: its spellings in configs, the first present one is read; ``holder.name``: of a nested object. ``values``:
+    what its words stand for. ``absent``: values that count as missing. ``default``: makes the value of a missing field;
+    None: it must be there.
+    """
+
+    name: str
+    kind: str = "size"
+    names: tuple[str, ...] = ()
+    least: int = 1
+    most: int = LARGEST
+    values: Mapping[str, Any] = {}
+    absent: tuple[Any, ...] = ()
+    default: Callable[[Mapping[str, Any]], Any] | None = None
+
+    def place(self, config: ConfigFields) -> tuple[ConfigFields, str] | None:
+        """Return where a config has the field: the object that holds it, and its name there; None: it is missing."""
+        for path in self.names or (self.name,):
+            *holders, name = path.split(".")
+            held: ConfigFields | None = config
+            for holder in holders:
+                held = held and held.inside(holder, default=None)
+            if held is not None and held.values.get(name) is not None and held.values[name] not in self.absent:
+                return held, name
+        return None
+
+    def read(self, config: ConfigFields, scope: Mapping[str, Any]) -> Any:
+        """Return the field's value in a config, checked by its kind; InvalidInput: missing, or another value."""
+        place = self.place(config)
+        if place is not None:
+            return KINDS[self.kind](self, *place)
+        if self.default is None:
+            raise errors.config_field_missing(config.label, (self.names or (self.name,))[0])
+        return self.default(scope)
+
+    def label_name(self, config: ConfigFields) -> tuple[str, str]:
+        """Return the label and the name by which an error refers to the field."""
+        held, name = self.place(config) or (config, (self.names or (self.name,))[0])
+        return held.label, name
+
+
+def _size(field: Field, held: ConfigFields, name: str) -> int:
+    return held.size(name, least=field.least, most=field.most)
+
+
+def _uniform(field: Field, held: ConfigFields, name: str) -> int:
+    """Return a size that is one number, or a list of equal numbers, one per layer."""
+    value = held.values[name]
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        held = ConfigFields({name: value[0]}, held.label)
+    return held.size(name, least=field.least, most=field.most)
+
+
+def _choice(field: Field, held: ConfigFields, name: str) -> Any:
+    return held.choice(name, among=field.values)
+
+
+def _kinds(field: Field, held: ConfigFields, name: str) -> list[Any]:
+    """Return a list with an entry a layer, or a text with a letter a layer, translated by ``values``."""
+    listed = held.values[name]
+    listed = list(listed) if isinstance(listed, str) else held.items(name)
+    known = {str(key): value for key, value in field.values.items()}
+    for entry in listed:
+        if isinstance(entry, bool) or not isinstance(entry, (str, int)) or str(entry) not in known:
+            raise errors.config_unsupported(held.label, f"{name} entry", entry, sorted(known))
+    return [known[str(entry)] for entry in listed]
+
+
+def _numbers(field: Field, held: ConfigFields, name: str) -> list[int]:
+    """Return a list of numbers of layers."""
+    listed = held.items(name)
+    for entry in listed:
+        if type(entry) is not int or not 0 <= entry <= field.most:
+            raise errors.config_field_wrong(held.label, name, entry, "numbers of layers, from 0")
+    return listed
+
+
+KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
+    "size": _size,
+    "uniform": _uniform,
+    "flag": lambda field, held, name: held.flag(name),
+    "text": lambda field, held, name: held.text(name),
+    "fraction": lambda field, held, name: held.fraction(name, default=1.0),
+    "choice": _choice,
+    "kinds": _kinds,
+    "numbers": _numbers,
+    "any": lambda field, held, name: held.values[name],
+}
+"""Readers of a field by its kind; ``uniform``: a size, or a list of equal sizes; ``any``: only whether it is there."""

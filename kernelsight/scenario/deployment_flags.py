@@ -46,6 +46,11 @@ DEPLOYMENT = (
         metavar="M",
     ),
     Flag(
+        "architecture",
+        help="file that states how the model's config.json is read, for an architecture that is not known",
+        metavar="FILE",
+    ),
+    Flag(
         "max_position_embeddings",
         "whole",
         help="positions that the model's RoPE reaches, such as with YaRN (default: as in the model's config)",

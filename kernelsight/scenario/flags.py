@@ -39,7 +39,7 @@ EVERYDAY = frozenset(
 DEPLOYMENT_FLAGS = {flag.name: flag.column for flag in FLAGS.values() if flag.column}
 # flags that set other flags
 OF_LAUNCH = ("launch", "read_launch_files")
-SHORTHANDS = (*OF_LAUNCH, "model_like", "max_position_embeddings")
+SHORTHANDS = (*OF_LAUNCH, "model_like", "architecture", "max_position_embeddings")
 # flags that define a second deployment: the draft model
 DRAFT_FLAGS = tuple(flag.name for flag in SPECULATION if not flag.column)
 # prefill-pool flag: decode-pool flag that it overrides

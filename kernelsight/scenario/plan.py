@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # flags that are names to be resolved, and flags that decide what they resolve to; resolved once for equal values
 NAMES = (
-    *("model", "model_like", "max_position_embeddings", "max_model_len", "gpu", "quantization", "prefill_gpu"),
-    *("kv_transfer_fabric", "speculative_method", "speculative_model"),
+    *("model", "model_like", "architecture", "max_position_embeddings", "max_model_len", "gpu", "quantization"),
+    *("prefill_gpu", "kv_transfer_fabric", "speculative_method", "speculative_model"),
 )
 
 

@@ -179,8 +179,9 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
     flags = dict(flags)
     if "model_like" in flags:
         flags["model"] = give_model_like(session, flags.get("model"), flags.pop("model_like"))
+    architecture = flags.pop("architecture", None)
     for name in [flag for flag in ("model", "speculative_model") if flag in flags]:
-        flags[name] = resolve_model(session, str(flags[name]))
+        flags[name] = resolve_model(session, str(flags[name]), architecture)
     if "model" in flags and "max_position_embeddings" in flags:
         positions = flags.pop("max_position_embeddings")
         flags["model"] = give_longer_context(session, flags["model"], positions, flags.get("max_model_len"))
@@ -203,8 +204,10 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
     return flags
 
 
-def resolve_model(session: Session, name: str) -> str:
+def resolve_model(session: Session, name: str, architecture: str | None = None) -> str:
     """Return the name of a model in the session's tables; a config.json, or a variant of a model, is added to them.
+
+    ``architecture``: a user's file that states how a config.json is read.
 
     UnknownName: neither a catalogue name nor an identifier nor a path, with the nearest names.
     """
@@ -214,7 +217,7 @@ def resolve_model(session: Session, name: str) -> str:
     models = session.table("models")["model"].to_pylist()
     path = Path(name)
     if path.suffix == ".json" or (path.exists() and name not in models):
-        row, layers = read_config_file(path)
+        row, layers = read_config_file(path, architecture)
         give_model(session, row, layers)
         return row["model"]
     if name in models:

@@ -73,7 +73,7 @@ def rows_of(
     axes = _axes(fixed, search)
     if "model_like" in fixed:
         fixed["model"] = give_model_like(session, fixed.get("model"), fixed.pop("model_like"))
-    model = resolve_model(session, str(fixed["model"])) if "model" in fixed else None
+    model = resolve_model(session, str(fixed["model"]), fixed.pop("architecture", None)) if "model" in fixed else None
     if model is None:
         raise InvalidInput("no model is given; set --model.")
     experts = bool(model_rows(session, model)[0].get("experts"))

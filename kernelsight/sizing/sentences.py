@@ -22,7 +22,7 @@ ALWAYS = ("gpu", "tensor_parallel_size")
 # calls of each kernel to measure so as to decide between two deployments: a minute
 DECIDING_POINTS = 3
 # flags of a deployment that no row shows: they are the same in all
-BESIDE = ("model", "launch", "read_launch_files", "model_like", "max_position_embeddings")
+BESIDE = ("model", "launch", "read_launch_files", "model_like", "architecture", "max_position_embeddings")
 SHORT = {
     "tensor_parallel_size": "TP",
     "data_parallel_size": "DP",

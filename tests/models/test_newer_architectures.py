@@ -146,7 +146,7 @@ def test_ernie_experts_begin_after_the_first_layers():
     rows = catalogued("ernie-4.5-21b-a3b-pt", moe_layer_interval=2, moe_layer_end_index=20)
     assert kinds(rows) == [("full_dense", 18, 0), ("full_moe", 10, 0)]
     assert catalogued("ernie-4.5-21b-a3b-pt", moe_k=64)[0]["top_k"] == 64
-    with pytest.raises(errors.InvalidInput, match="'moe_k' is 65, but must be at most the number of experts"):
+    with pytest.raises(errors.InvalidInput, match="'moe_k' is 65, but must be at most moe_num_experts"):
         catalogued("ernie-4.5-21b-a3b-pt", moe_k=65)
 
 
@@ -194,7 +194,7 @@ def test_nemotron_h_layers_are_one_block_each():
         "nemotron-h-56b-base-8k", hybrid_override_pattern=None, layers_block_type=["mamba", "mlp", "attention"]
     )
     assert kinds(listed) == [("linear_none", 1, 0), ("none_dense", 1, 0), ("full_none", 1, 0)]
-    with pytest.raises(errors.InvalidInput, match="layer type 'X' is not supported"):
+    with pytest.raises(errors.InvalidInput, match="hybrid_override_pattern entry 'X' is not supported"):
         catalogued("nemotron-h-56b-base-8k", hybrid_override_pattern="M-X")
-    with pytest.raises(errors.InvalidInput, match="moe_latent_size 1024 is not supported"):
+    with pytest.raises(errors.InvalidInput, match="moe_latent_size. is 1024, but must be absent"):
         catalogued("nvidia-nemotron-3-nano-30b-a3b-bf16", moe_latent_size=1024)
