@@ -11,33 +11,15 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.number_format import deviation, interval, number, percent, rounded
-from kernelsight.present.output import (
-    Waiting,
-    as_csv,
-    as_json,
-    check_ending,
-    note,
-    print_notes,
-    print_page,
-    table_lines,
-    terminal_width,
-    write_table,
-)
+from kernelsight.present.output import PAGE_ENDINGS, Waiting, check_ending, note, print_notes, print_page, write_table
+from kernelsight.present.show import HTML, show
 
 FORMATS = (
     *("auto", "vllm-bench", "sglang-bench", "sglang-requests", "guidellm", "aiperf", "inference-perf", "litellm"),
     *("otlp", "blis", "measured-runs", "table"),
 )
-METRICS = ("ttft", "tpot", "e2e")
 # by key of the answer of another kind of comparison: its table
 BY_KEY = {"stages": "stage_vs_prediction", "changes": "log_changes"}
-MOST_SHOWN = 8
-# names of changes, where the column's name with spaces would not do
-WORDS = {
-    **{"e2e_ms": "mean E2E", "ttft_at_the_same_load": "TTFT at the same load"},
-    **{"power_w": "power", "energy_per_output_token_j": "energy per output token"},
-}
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -99,12 +81,15 @@ def declare(verb: argparse.ArgumentParser) -> None:
     watch.add_argument("--history", metavar="FOLDER", help="write a Parquet file for each window")
     watch.add_argument("--state", metavar="FILE", help="keep the state here, so that a restart goes on")
     add_deployment(verb)
-    add_output(verb, "also save all tables (.duckdb), the requests (.csv, .json), or fitted corrections (.parquet)")
+    add_output(
+        verb,
+        "also save all tables (.duckdb), the page (.html), requests (.csv, .json), or corrections (.parquet)",
+    )
 
 
 def run(arguments: Any) -> None:
     """Compare the log with its replay, or watch it; print the comparison, and write tables or corrections."""
-    target = check_ending(arguments.output)
+    target = check_ending(arguments.output, PAGE_ENDINGS)
     flags = deployment_flags(arguments)
     line = launch_line(arguments, flags)
     if arguments.watch is not None:
@@ -130,25 +115,23 @@ def run(arguments: Any) -> None:
         )
         with Waiting("comparing"):
             answer = comparison.summary
-        if arguments.format == "json":
-            print(as_json(answer | ({"launch": line.as_dict()} if line else {})))
-        elif arguments.format == "csv":
-            rows = comparison.table(next((name for key, name in BY_KEY.items() if key in answer), "miss_by_part"))
-            print(as_csv(rows.to_pylist(), rows.column_names), end="")
-        else:
-            print_page(_page(answer))
+        page = comparison.page()
+        page = page._replace(answer=answer | ({"launch": line.as_dict()} if line else {}))
+        table = next((name for key, name in BY_KEY.items() if key in answer), "miss_by_part")
+        rows = comparison.table(table) if arguments.format == "csv" else None
+        show(page, arguments.format, target, *((rows.to_pylist(), rows.column_names) if rows else ()))
         if target and target.suffix == ".duckdb":
             comparison.save(target)
         elif target and target.suffix == ".parquet" and "stages" in answer:
             write_table(comparison.table("stage_corrections"), target)
-        elif target and (names := [name for key, name in BY_KEY.items() if key in answer]):
+        elif target and target.suffix != HTML and (names := [name for key, name in BY_KEY.items() if key in answer]):
             write_table(comparison.table(names[0]), target)
         elif target and target.suffix == ".parquet":
             corrections = comparison.table("fitted_corrections")
             write_table(corrections, target)
             if not corrections.num_rows:
                 note(f"{target} is empty: no correction beats one factor per metric on later time")
-        elif target:
+        elif target and target.suffix != HTML:
             write_table(comparison.table("prediction_vs_production"), target)
 
 

@@ -46,6 +46,7 @@ def saved_page(session: Session, scenario: str | None) -> Page:
     from kernelsight.present.pages.sweep import sweep_page
     from kernelsight.serving.breakdown.one_scenario import one_scenario, scenarios_of
     from kernelsight.sweeps.runs import SWEEP, Run
+    from kernelsight.sweeps.sweep import pareto_front
 
     saved = session.available()
     if FINDINGS in saved:
@@ -56,6 +57,6 @@ def saved_page(session: Session, scenario: str | None) -> Page:
         return search_page(session, scenario)
     if scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in saved):
         table = session.table(SWEEP if SWEEP in saved else "scenario_summary")
-        fronts = {name: session.table(name) for name in ("pareto_front", "energy_front") if name in saved}
+        fronts = {name: pareto_front(session, table, name) for name in ("pareto_front", "energy_front")}
         return sweep_page(table, fronts, session=session)
     return Run(one_scenario(session, scenario)).page()

@@ -20,8 +20,9 @@ MOST_ROWS = 2_000
 class Table(NamedTuple):
     """Rows under short heads with units, or sentences: ``lines``; ``below``: a sentence after them.
 
-    ``expendable``: columns that a narrow terminal leaves out, in this order; ``most``: rows that a terminal shows (0: only
-    ``below``, which HTML then leaves out), and ``more``: what it says of the others; ``drawn``: a figure shows the same, so that HTML leaves the table out.
+    ``expendable``: columns that a narrow terminal leaves out, in this order; ``most``: rows that a terminal shows (0:
+    only ``below``, which HTML then leaves out), and ``more``: what it says of the others; ``drawn``: a figure shows the
+    same, so that HTML leaves the table out; ``first``: HTML shows it before the figures.
     """
 
     title: str = ""
@@ -32,6 +33,7 @@ class Table(NamedTuple):
     most: int | None = None
     more: str = "more"
     drawn: bool = False
+    first: bool = False
 
 
 class Figure(NamedTuple):

@@ -1,4 +1,4 @@
-"""Shows a page on one of its faces: JSON, or lines of a terminal; writes it as HTML."""
+"""Shows a page on its faces: JSON, or lines of a terminal, on stdout; HTML in a file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from kernelsight.present.terminal import lines_of
 HTML = ".html"
 
 
-def show(page: Page, form: str, rows: Rows = (), columns: list[str] | None = None) -> None:
-    """Print a page on stdout as lines, its answer as JSON, or rows as CSV with ``columns`` (None: those of a row)."""
+def show(page: Page, form: str, target: Path | None = None, rows: Rows = (), columns: list[str] | None = None) -> None:
+    """Print a page on stdout as lines, its answer as JSON, or ``rows`` as CSV; write it to a target that is HTML.
+
+    ``columns``: of the CSV; None: those of its first row.
+    """
+    if target and target.suffix == HTML:
+        write_page(page, target, join_commands([["kernelsight", *redacted_words(sys.argv[1:])]]))
     if form == "json":
         print(as_json(page.answer))
     elif form == "csv":
@@ -25,17 +30,12 @@ def show(page: Page, form: str, rows: Rows = (), columns: list[str] | None = Non
         print_page(lines_of(page))
 
 
-def write_page(page: Page, target: str | Path) -> None:
-    """Write a page as one HTML file, with the command that made it if a command did.
+def write_page(page: Page, target: str | Path, command: str | None = None) -> None:
+    """Write a page as one HTML file; ``command``: what made it, to repeat it.
 
     InvalidInput: the extra ``report`` is not installed.
     """
     from kernelsight.present.html.page import html_of
 
     with durable_file(Path(target)) as draft:
-        draft.write_text(html_of(page), encoding="utf-8")
-
-
-def as_typed() -> str:
-    """Return the command of this process, with secrets redacted."""
-    return join_commands([["kernelsight", *redacted_words(sys.argv[1:])]])
+        draft.write_text(html_of(page, command), encoding="utf-8")

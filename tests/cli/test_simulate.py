@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.cli.pages.simulate_page import simulation_page
+from kernelsight.present.pages.simulate import simulation_page
+from kernelsight.present.terminal import lines_of
 from kernelsight.session import connect
 from tests.cli.conftest import flags_of, simulate_all
 
@@ -143,7 +144,7 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
     }
     answer |= {f"{name}_share": share for name, share in shares.items()}
     answer["settings"] |= {"num_speculative_tokens": 4}
-    page = simulation_page(answer)
+    page = lines_of(simulation_page(answer))
     first = page.index("") + 1
     lines = [line.partition("  ") for line in page[first : page.index("", first)]]
     assert {name: value.strip() for name, _, value in lines if value} == {
@@ -314,7 +315,7 @@ def test_a_load_that_no_memory_holds(refusal):
 
 
 def test_endings_of_o_are_refused_before_anything_runs(refusal, tmp_path):
-    assert "use one of .parquet, .csv, .json, .duckdb." in refusal(*SIMULATE, *OPEN, "-o", "run.txt")
+    assert "use one of .parquet, .csv, .json, .duckdb, .html." in refusal(*SIMULATE, *OPEN, "-o", "run.txt")
     assert "cannot be written: folder" in refusal(*SIMULATE, *OPEN, "-o", tmp_path / "nowhere" / "run.duckdb")
 
 

@@ -9,8 +9,8 @@ from kernelsight.present.figures.chart import LOG, amount, chart, dots, kind, ti
 from kernelsight.present.page import Figure, Rows
 
 NOTE = (
-    "A point is a kernel: its FLOP for each byte of memory, and the rate that it is predicted to reach; its size is its "
-    "share of the step. Lines: the GPU's memory bandwidth, then its dense rate in a number format."
+    "A point is a kernel: its FLOP for each byte of memory, and the rate that it is predicted to reach; its size is "
+    "its share of the step. Lines: the GPU's memory bandwidth, then its dense rate in a number format."
 )
 RATES = {"bf16": "bf16_flops_per_s", "fp8": "fp8_flops_per_s", "fp4": "fp4_flops_per_s", "int8": "int8_flops_per_s"}
 X = amount("intensity", "FLOP / byte", scale=LOG)

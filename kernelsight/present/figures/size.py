@@ -50,7 +50,8 @@ def size_figures(rows: Rows, day: Mapping[str, Any] | None) -> Sequence[Figure]:
         ),
         tooltip=tips("name", "instances", weight=".3g", probability=".3g", load=".3g"),
     )
-    figures = [Figure("What they cost", f"The first {len(values)} deployments.", spec=spec, rows=values)]
+    note = f"{len(rows) - SHOWN:,} more deployments are in the table." if len(rows) > SHOWN else ""
+    figures = [Figure("What they cost", note, spec=spec, rows=values)]
     if day:
         note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."
         figures.append(Figure("The day", note, spec=HOURS, rows=day["hours"]))

@@ -25,9 +25,10 @@ DRAW = "window.drawChart = (place, spec) => vegaEmbed(place, spec, {actions: fal
 FONT = "system-ui, 'DejaVu Sans', sans-serif"
 CONFIG = {
     "font": FONT,
+    "background": "transparent",  # of a dark page too; colours of text and grid are those of page.html
     "view": {"stroke": None},
-    "axis": {"gridColor": "#e8ecf0", "labelColor": "#5b6875", "titleColor": "#1d2733", "titleFontWeight": "normal"},
-    "legend": {"orient": "top", "labelLimit": 260},
+    "axis": {"titleFontWeight": "normal"},
+    "legend": {"orient": "top", "labelLimit": 260, "symbolBaseFillColor": "#888", "symbolBaseStrokeColor": "#888"},
 }
 HEIGHT, TALL = 240, 300
 # longer texts are wrapped
@@ -101,8 +102,10 @@ def _template() -> Template:
     return environment.get_template("page.html")
 
 
-def html_of(page: Page) -> str:
+def html_of(page: Page, command: str | None = None) -> str:
     """Return a page as HTML; its content security policy allows only its two own scripts, by hash.
+
+    ``command``: what made the page.
 
     InvalidInput: the extra ``report`` is not installed.
     """
@@ -110,12 +113,15 @@ def html_of(page: Page) -> str:
     allowed_hashes = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
     tiles = {name: text_of(value) for name, value in page.tiles.items() if value is not None}
     figures = page.figures()
-    cards = [_figure(figure) for figure in figures]
-    cards += [_card(table) for table in (*page.tables, *page.evidence) if not (table.drawn and figures)]
+    tables = [table for table in page.tables if not (table.drawn and figures)]
+    cards = [_card(table) for table in tables if table.first]
+    cards += [_figure(figure) for figure in figures]
+    cards += [_card(table) for table in (*tables, *page.evidence) if not table.first]
     cards += [Card("Assumed", lines=page.assumed, wide=True)] if page.assumed else []
-    cards += [Card(page.repeat[0].rstrip(":").capitalize(), text="\n".join(page.repeat[1:]), wide=True)] * bool(
-        page.repeat
-    )
+    if page.repeat:
+        title, *commands = page.repeat
+        cards.append(Card(_title(title), text="\n".join(commands), wide=True))
+    cards += [Card("How to repeat it", text=command, wide=True)] if command else []
     parts = {"page": page, "tiles": tiles, "cards": [card for card in cards if card]}
     return _template().render(**parts, scripts_allowed=allowed_hashes, scripts=scripts)
 
@@ -128,7 +134,7 @@ def _digest(text: str) -> str:
 def _figure(figure: Figure) -> Card:
     """Return the card of a figure: a chart, a table, or "No rows."."""
     card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
-    if not figure.rows:
+    if not figure.rows and "data" not in (figure.spec or {}) and "vconcat" not in (figure.spec or {}):
         return card._replace(below="No rows.")
     if figure.spec is None:
         return card._replace(table=table(figure.rows, figure.most_rows))
@@ -142,15 +148,18 @@ def _card(shown: Table) -> Card | None:
     """Return the card of a table or of sentences; None for an empty one."""
     if not shown.rows and not shown.lines:
         return None
-    title = shown.title.rstrip(":")
     rows = table(shown.rows) if shown.rows else None
     return Card(
-        f"{title[:1].upper()}{title[1:]}",
+        _title(shown.title),
         table=rows,
         lines=shown.lines,
         below=shown.below * (shown.most != 0),
         wide=True,
     )
+
+
+def _title(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(":")
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,16 +177,16 @@ def _plain(value: Any) -> Any:
     try:
         number_value = float(value)
     except (TypeError, ValueError):
-        return str(value)
+        return number(value)
     return float(f"{number_value:.6g}") if abs(number_value) < float("inf") else None
 
 
 def table(rows: Rows, max_rows: int = MOST_ROWS) -> Sorted:
     """Return the first ``max_rows`` rows as a table, numbers right-aligned."""
     values = [plain(row) for row in rows[:max_rows]]
-    numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row[name] is not None)}
+    numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row.get(name) is not None)}
     heads = [Cell(name, "", "n" if name in numeric else "") for name in values[0]]
-    lines = [[_cell(value, name in numeric) for name, value in row.items()] for row in values]
+    lines = [[_cell(row.get(name), name in numeric) for name in values[0]] for row in values]
     return Sorted(heads, lines, len(rows) - len(values))
 
 

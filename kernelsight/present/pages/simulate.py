@@ -45,7 +45,7 @@ def simulation_page(answer: Mapping[str, Any], session: Session | None = None) -
         figures=tuple if session is None else lambda: _drawn(session, settings, memory),
         tables=[
             _advised(answer),
-            Table(rows=_latencies(answer)),
+            Table(rows=_latencies(answer), first=True),
             Table(lines=why),
             Table(
                 rows=_kernels(kernels), most=LARGEST_KERNELS, more="smaller rows in table kernel_breakdown", drawn=True

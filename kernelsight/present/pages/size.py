@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.present.figures.size import size_figures
-from kernelsight.present.page import Page, Rows, Table
+from kernelsight.present.page import Page, Table
 from kernelsight.present.pages.evidence import evidence_table
 from kernelsight.scenario import flags
 
@@ -43,7 +43,7 @@ def size_page(answer: Mapping[str, Any], heads: Mapping[str, str]) -> Page:
         sentences=[sentence for sentence in (answer["answer"], answer["decides"]) if sentence],
         figures=lambda: size_figures(rows, day) if rows else (),
         tables=[
-            Table(rows=shown, expendable=EXPENDABLE, most=MOST_SHOWN, more="more; -o FILE keeps all"),
+            Table(rows=shown, expendable=EXPENDABLE, most=MOST_SHOWN, more="more; -o FILE keeps all", first=True),
             Table(rows=_day_rows(day) if day else ()),
             Table("not measured:" if rows else "", lines=[f"  {gpu}: {text}" for gpu, text in not_measured.items()]),
         ],
