@@ -26,12 +26,11 @@ from kernelsight.comparison.errors import (
 )
 from kernelsight.comparison.factors import STEP_MS
 from kernelsight.comparison.incidents import Incident, incidents_of
-from kernelsight.comparison.log_replayer import LogReplayer
+from kernelsight.comparison.log_replayer import LogReplayer, Sample
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.observed_limits import budget_limit, caches_nothing, seats_limit
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of
-from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.signature import signature
 from kernelsight.comparison.signature_causes import (
     AGREES,
