@@ -113,7 +113,7 @@ def _settings(settings: pa.Table) -> dict[str, str]:
 def _rows(
     changes: Changes, requests: Sequence[pa.Table], measured: Sequence[Measured]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the TABLES by name."""
+    """Return the rows of the tables of changes by name."""
     causes = []
     for index, cause in enumerate(changes.causes):
         word = cause.value if isinstance(cause.value, str) else None
