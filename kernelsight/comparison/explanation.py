@@ -16,11 +16,11 @@ from kernelsight.comparison.factors import (
     PARAMETERS,
     Estimate,
     estimate,
+    kernel_spread,
     prior_covariance,
     relative_residuals,
     variant_of,
 )
-from kernelsight.comparison.kernel_spread import kernel_spread
 from kernelsight.comparison.likelihood import StepLikelihoods
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.observed_limits import is_limited
