@@ -33,6 +33,16 @@ ROUNDED = {
     "glm-5": 744,
     "qwen3-next-80b-a3b": 80,
     "qwen3.5-397b-a17b": 397,
+    "qwen3.8-2.4t-a95b": 2420,
+    "mimo-v2-flash": 309,
+    "gemma-4-26b-a4b": 25.2,
+    "llama-3_3-nemotron-super-49b-v1": 49.9,
+    "nvidia-nemotron-3-super-120b-a12b-fp8": 120,
+    "nvidia-nemotron-3-ultra-550b-a55b-bf16": 550,
+    "step-3.7-flash": 196,
+    "glm-5.2": 744,
+    "glm-5.3-flash": 314.4,
+    "kimi-k3": 2780,
 }
 # Cache of one token in 16 bit over all layers, by hand: layers x 2 x KV heads x head width x 2 bytes, MLA 576 x 2 a
 # layer; GLM-5's indexer adds 128 FP8 values and a 4-byte scale.
@@ -55,6 +65,19 @@ CACHE_BYTES = {
     "glm-5": (100_152, 0),
     "qwen3-next-80b-a3b": (24_576, 0),
     "qwen3.5-397b-a17b": (30_720, 0),
+    "qwen3.8-2.4t-a95b": (23 * 4 * 256 * 4, 0),
+    # keys of 192 and values of 128: 4 heads without a window, 8 within
+    "mimo-v2-flash": (9 * 4 * 320 * 2, 39 * 8 * 320 * 2),
+    "gemma-4-26b-a4b": (5 * 2 * 512 * 4, 25 * 8 * 256 * 4),
+    "llama-3_3-nemotron-super-49b-v1": (49 * 8 * 128 * 4, 0),
+    "nvidia-nemotron-3-super-120b-a12b-fp8": (8 * 2 * 128 * 4, 0),
+    "nvidia-nemotron-3-ultra-550b-a55b-bf16": (12 * 2 * 128 * 4, 0),
+    "step-3.7-flash": (12 * 8 * 128 * 4, 33 * 8 * 128 * 4),
+    # 21 of 78 layers have an indexer
+    "glm-5.2": (78 * 1152 + 21 * 132, 0),
+    # no RoPE: the latent vector alone
+    "glm-5.3-flash": (11 * (1024 + 132), 0),
+    "kimi-k3": (24 * 1152, 0),
 }
 MODELS = [*EXACT, *ROUNDED]
 CALCULATING = ("gemm", "batched_gemm", "moe", "prefill_attention", "decode_attention", "mla_prefill", "mla_decode",
@@ -86,13 +109,25 @@ def mixer_parameters(model: Model, layer: Layer) -> int:
         query = (hidden + heads * width) * query_rank if query_rank else hidden * heads * width
         key_value = hidden * (latent + rope) + latent * heads * (model["qk_nope_head_dim"] + model["v_head_dim"])
         return query + key_value + heads * model["v_head_dim"] * hidden + indexer_parameters(model, layer)
-    queries = 2 * heads if model["attention_output_gate"] else heads
-    return hidden * width * (queries + layer["kv_heads"] + layer["kv_heads"] + heads)
+    queries, values = 2 * heads if model["attention_output_gate"] else heads, layer["v_head_dim"] or width
+    return hidden * (width * (queries + layer["kv_heads"]) + values * (layer["kv_heads"] + heads))
+
+
+def product_parameters(layer: Layer) -> int:
+    """Further products of a layer: sides that are multiples of its heads, or whole."""
+    units = {"one": 1, "heads": layer["heads"]}
+    products = layer["products"] or ()
+    return sum(each["n"] * units[each["n_of"]] * each["k"] * units[each["k_of"]] for each in products)
+
+
+def has_indexer(layer: Layer) -> bool:
+    """Whether the layer selects tokens; others with sparse attention use the selection of an earlier layer."""
+    return layer["attention"] == "sparse" and layer["index_heads"] != 0
 
 
 def indexer_parameters(model: Model, layer: Layer) -> int:
     """Queries from the compressed query, one key and a weight per head from the hidden state."""
-    if layer["attention"] != "sparse":
+    if not has_indexer(layer):
         return 0
     heads, width = model["index_heads"], model["index_head_dim"]
     return model["q_lora_rank"] * heads * width + model["hidden"] * (width + heads)
@@ -101,10 +136,11 @@ def indexer_parameters(model: Model, layer: Layer) -> int:
 def feed_forward_parameters(model: Model, layer: Layer, experts: int) -> int:
     """Matrix parameters of one layer's feed-forward with ``experts`` of its routed experts, shared ones and router."""
     matrices = 3 if model["ffn_gated"] else 2
-    width = layer["intermediate"]
+    hidden, width = model["hidden"], layer["intermediate"]
     if layer["ffn"] == "moe":
-        width = experts * width + layer["shared_intermediate"]
-    return model["hidden"] * (matrices * width + layer["experts"])
+        routed = experts * width * (layer["expert_hidden"] or hidden)
+        return matrices * (routed + hidden * layer["shared_intermediate"]) + hidden * layer["experts"]
+    return hidden * matrices * width
 
 
 def parameters(model: Model) -> int:
@@ -112,7 +148,7 @@ def parameters(model: Model) -> int:
     total = model["vocab"] * model["hidden"] * (1 if model["tied_embeddings"] else 2)
     for layer in model["layers"]:
         each = mixer_parameters(model, layer) + feed_forward_parameters(model, layer, layer["experts"])
-        total += layer["count"] * each
+        total += layer["count"] * (each + product_parameters(layer))
     return total
 
 
@@ -130,7 +166,12 @@ def vector_parameters(model: Model) -> int:
 def flops_per_token(model: Model) -> int:
     """Two per matrix parameter that a token passes in the layers; the embedding is a gather, the head apart."""
     return 2 * sum(
-        layer["count"] * (mixer_parameters(model, layer) + feed_forward_parameters(model, layer, layer["top_k"]))
+        layer["count"]
+        * (
+            mixer_parameters(model, layer)
+            + feed_forward_parameters(model, layer, layer["top_k"])
+            + product_parameters(layer)
+        )
         for layer in model["layers"]
     )
 
@@ -159,10 +200,11 @@ def mixer_flops(model: Model, layer: Layer, new: int, cached: int, latent: bool)
         value = model["kv_lora_rank"] if latent else model["v_head_dim"]
         limit = model["index_top_k"] if layer["attention"] == "sparse" else 0
         flops = 2 * heads * (score + value) * visible(new, cached, limit)
-        if layer["attention"] == "sparse":
+        if has_indexer(layer):
             flops += 2 * model["index_heads"] * model["index_head_dim"] * visible(new, cached)
         return flops
-    return 4 * heads * layer["head_dim"] * visible(new, cached, layer["window"])
+    width = layer["head_dim"] + (layer["v_head_dim"] or layer["head_dim"])
+    return 2 * heads * width * visible(new, cached, layer["window"])
 
 
 def decode_flops(model: Model, batch: int, context: int) -> int:
