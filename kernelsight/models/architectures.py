@@ -70,7 +70,7 @@ class Check(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A matrix product that some kinds of layers have beyond those of their kind: sides n and k, in multiples of units."""
+    """A matrix product that some layers have beyond those of their kind: sides n and k, in multiples of units."""
 
     name: str
     kinds: tuple[str, ...]  # of attention or feed-forward
