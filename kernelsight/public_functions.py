@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.comparison.comparison import Comparison
-    from kernelsight.comparison.stage_comparison import StageComparison
     from kernelsight.forward.forward_step import Prediction
     from kernelsight.serving.runs.step_times import StepTime, StepTimes
     from kernelsight.sizing.answer import Sizing
@@ -91,7 +90,7 @@ def size(**arguments: Any) -> Sizing:
 
 
 @_as(Session.compare)
-def compare(**arguments: Any) -> Comparison | StageComparison:
+def compare(**arguments: Any) -> Comparison:
     """Compare a production log with its replay, in a session of its own."""
     return connect().compare(**arguments)
 

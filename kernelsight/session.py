@@ -20,9 +20,7 @@ from kernelsight.scenario.keywords import DEPLOYMENT, SCENARIO, SIZED, takes_fla
 from kernelsight.shipped_tables import embedded_facts
 
 if TYPE_CHECKING:
-    from kernelsight.comparison.baseline_comparison import BaselineComparison
     from kernelsight.comparison.comparison import Comparison
-    from kernelsight.comparison.stage_comparison import StageComparison
     from kernelsight.forward.forward_step import Prediction
     from kernelsight.serving.runs.step_times import StepTimes
     from kernelsight.sizing.answer import Sizing
@@ -301,7 +299,7 @@ class Session(dataflow.Session):
         hold_out: float = 0.3,
         suspects: Literal["all", "none"] = "all",
         **flags: Any,
-    ) -> Comparison | StageComparison | BaselineComparison:
+    ) -> Comparison:
         """Compare a production log with its replay on a deployment: why they differ, and what corrects it.
 
         ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; or ``flags``, as to ``simulate``.
@@ -312,12 +310,11 @@ class Session(dataflow.Session):
         or files of an earlier time: what changed since, on a deployment where one is stated, and without any otherwise.
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.
         """
-        from kernelsight.comparison.log_files import LogFiles
-        from kernelsight.comparison.open_comparison import open_comparison
+        from kernelsight.comparison.comparison import Comparison, LogFiles
 
         files = LogFiles(log if requests is None else requests, baseline, log_format, columns, steps, metrics, kernels)
         how = {"stated": stated, "fit": fit, "hold_out": hold_out, "suspects": suspects}
-        return open_comparison(self.fork(), files, deployment, flags, **how)
+        return Comparison.of(self.fork(), files, deployment, flags, **how)
 
     @takes_flags()
     def search(self, scenarios: Any, *, space: Any = ()) -> pa.Table:

@@ -1,21 +1,20 @@
 """Causes of a log's misses, in the order of evidence: incidents, occupancy, load, then signatures of other causes.
 
 What the log itself shows comes before what replays suggest: an outage, a change or an incident is not explained by a
-setting, nor a queue before a full batch by kernels. A cause of the whole log is reported only if its signature fits,
-and only if it was chosen on the first part of the time and holds on the rest.
+setting, nor a queue before a full batch by kernels. A cause of the whole log is what replays explain to the size of
+chance; where that is nothing (a server unlike the simulated one), the best fit of the log's signature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.cause_selection import MOST_NAMED, is_believed
-from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.compared_log import ComparedLog, compared_logs, rows_of
 from kernelsight.comparison.errors import (
     METRICS,
     are_as_claimed,
@@ -31,7 +30,8 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.observed_limits import budget_limit, caches_nothing, seats_limit
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of
-from kernelsight.comparison.signature import Signature, signature
+from kernelsight.comparison.sample import Sample
+from kernelsight.comparison.signature import signature
 from kernelsight.comparison.signature_causes import (
     AGREES,
     LEAST_FACTOR,
@@ -41,12 +41,10 @@ from kernelsight.comparison.signature_causes import (
     Cause,
     best_fitting,
     closed_forms,
-    lasts,
 )
-from kernelsight.comparison.step_budget import BUDGETS
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
-from kernelsight.errors import KernelSightError
 from kernelsight.scenario.alternatives import alternatives
 
 # host time that is longer by more than three prior standard deviations is no error of the model either
@@ -54,9 +52,8 @@ MOST_HOST_MS = 3.0 * STEP_MS
 LEAST_QUIET = 60
 # the load is a cause if it differs from its description by this share of E2E
 LEAST_LOAD = 0.03
-# requests that settings are replayed on
-MOST_REPLAYED = 1500
-SETTINGS = ("enable_prefix_caching", "enforce_eager", "quantization", "tensor_parallel_size", "max_num_batched_tokens")
+# settings that the signature shows
+SETTINGS = {"enable_prefix_caching", "enforce_eager", "quantization", "tensor_parallel_size", "max_num_batched_tokens"}
 # causes explain a log entirely if they leave at most this mean square of relative residuals
 MISSES_NOTHING = 0.015**2
 # kinds of causes within the prediction's own uncertainty, and the mean error that is within it
@@ -186,77 +183,35 @@ def _load_cause(log: ComparedLog) -> Cause:
 
 
 def _log_wide_cause(log: ComparedLog, base: Replayed, quiet: np.ndarray, session: Session) -> Cause | None:
-    """Return the cause of the whole log's misses: fits the signature of early quiet requests, and holds on later ones.
+    """Return the cause that fits the signature of the quiet requests of the fitted part best; None: none fits.
 
-    ``quiet``: mask of requests outside incidents. None: log and prediction agree, or no cause fits and holds.
+    ``quiet``: mask of requests outside incidents. Candidates are sizes with closed forms, and settings by their replay.
     """
-    early, late = quiet & log.fitted_on, quiet & ~log.fitted_on
+    early = quiet & log.fitted_on
     observed = signature(log.measured, base, early)
     if not observed.misfit > AGREES:
         return None
-    closed = [_less_likely(candidate) for candidate in closed_forms(observed, log.measured.from_server)]
-    replayed = _replayed(log, early, late, session) if log.question.suspects == "all" else []
-    eager_mode = next((candidate for candidate, _ in replayed if candidate.cause.name == "enforce_eager"), None)
-    candidates = [*closed, *(candidate for candidate, _ in replayed)]
+    candidates = [_less_likely(candidate) for candidate in closed_forms(observed, log.measured.from_server)]
+    if log.question.suspects == "all":
+        candidates += _settings(log, early, session)
     best = best_fitting(candidates, observed)
-    if best is None:
-        return _eager_by_size(observed, eager_mode, replayed, log)
-    if late.sum() >= LEAST_QUIET and not _holds_later(best, observed, log, base, late, dict(replayed)):
-        return None
-    if best.cause.name == "host":
-        return _eager_by_size(observed, eager_mode, replayed, log) or best.cause
-    return best.cause
+    return best.cause if best else None
 
 
-def _replayed(
-    log: ComparedLog, early: np.ndarray, late: np.ndarray, session: Session
-) -> list[tuple[CandidateCause, Signature]]:
-    """Return alternative settings as candidates with the misfit on early requests, and their signature on late ones."""
-    rows = log.sample_rows[:MOST_REPLAYED]
-    late_rows = np.flatnonzero(late)[: MOST_REPLAYED // 2]
-    replayed_rows = np.union1d(rows, np.arange(late_rows.min(), late_rows.max() + 1)) if late_rows.size else rows
-    changes = _changes(log)
-    variants = [Variant({**log.question.flags, **change}) for change in changes]
-    try:
-        served = LogReplayer(session, log.load).serve(variants, replayed_rows, with_parts=False)
-    except KernelSightError:
-        return []
-    measured = type(log.measured)(
-        *(value[replayed_rows] if isinstance(value, np.ndarray) else value for value in log.measured)
-    )
-    explained = []
-    for change, replayed in zip(changes, served, strict=True):
-        if not replayed.served.any():
-            continue
-        ((name, value),) = change.items()
-        early_signature, late_signature = (
-            signature(measured, replayed, is_part[replayed_rows]) for is_part in (early, late)
-        )
-        word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
-        penalty = PARALLEL + early_signature.misfit if name == "tensor_parallel_size" else 0.0
-        explained.append(
-            (CandidateCause(Cause("setting", name, word), early_signature.misfit, penalty), late_signature)
-        )
-    return explained
-
-
-def _changes(log: ComparedLog) -> list[dict[str, Any]]:
-    """Return the settings to try, as flags: those one step from the stated ones, and every usual step budget."""
-    one_step = [change for _, change in alternatives(log.settings, log.question.flags)]
-    neighbours = [change for change in one_step if set(change) <= set(SETTINGS) - {"max_num_batched_tokens"}]
-    budget = log.settings["max_num_batched_tokens"]
-    return neighbours + [{"max_num_batched_tokens": size} for size in BUDGETS if size != budget]
-
-
-def _holds_later(
-    best: CandidateCause, observed: Signature, log: ComparedLog, base: Replayed, late: np.ndarray,
-    late_signatures: Mapping[CandidateCause, Signature],
-) -> bool:  # fmt: skip
-    """Whether a cause that was chosen on early requests also reduces the misfit of late ones."""
-    after = signature(log.measured, base, late)
-    if best in late_signatures:
-        return late_signatures[best].misfit < after.misfit
-    return lasts(best, after, log.measured.from_server)
+def _settings(log: ComparedLog, early: np.ndarray, session: Session) -> list[CandidateCause]:
+    """Return the settings one step from the stated ones as candidates, with the misfit of their replays."""
+    sample = Sample(LogReplayer(session, log.load), log.measured, log.sample_rows)
+    changes = [change for _, change in alternatives(log.settings, log.question.flags) if set(change) <= SETTINGS]
+    replays = sample.serve([Variant({**log.question.flags, **change}) for change in changes], with_parts=False)
+    candidates = []
+    for change, replayed in zip(changes, replays, strict=True):
+        if replayed.served.any():
+            ((name, value),) = change.items()
+            misfit = signature(sample.measured, replayed, early[sample.rows]).misfit
+            word = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else float(value)
+            penalty = PARALLEL + misfit if name == "tensor_parallel_size" else 0.0
+            candidates.append(CandidateCause(Cause("setting", name, word), misfit, penalty))
+    return candidates
 
 
 def _less_likely(candidate: CandidateCause) -> CandidateCause:
@@ -267,57 +222,50 @@ def _less_likely(candidate: CandidateCause) -> CandidateCause:
     return candidate._replace(penalty=candidate.penalty + (value / STEP_MS) ** 2)
 
 
-def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], session: Session) -> pa.Table:
-    """Return ``causes``: one row per cause of each log, the most important first.
-
-    ``tables``: log_replays, log_incidents, log_intervals, fitted_causes, miss_by_part.
-    """
+@reads("step_costs", "knot_corrections")
+@produces("causes")
+def cause_rows(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    log_incidents: pa.Table,
+    log_intervals: pa.Table,
+    fitted_causes: pa.Table,
+    miss_by_part: pa.Table,
+    *,
+    fork: Callable[[], Session],
+) -> list[dict[str, Any]]:
+    """Causes of each log's misses, in the order of evidence: incidents, occupancy, load, settings, front end, parts."""
     rows = []
-    for log in logs:
-        log_tables = {
-            name: rows_of(table, log.comparison_id) for name, table in tables.items() if name != "log_replays"
-        }
-        incidents = [
-            Incident(*(row[name] for name in INCIDENT))
-            for row in log_tables["log_incidents"].sort_by("place").to_pylist()
+    with one_blas_thread(), fork() as session:
+        for log in compared_logs(comparisons, log_settings, compared_requests):
+            events, intervals, fitted, parts = (
+                rows_of(table, log.comparison_id).to_pylist()
+                for table in (log_incidents.sort_by("place"), log_intervals, fitted_causes, miss_by_part)
+            )
+            incidents = [Incident(*(row[name] for name in INCIDENT)) for row in events]
+            load_ms = next(row["miss_ms"] for row in parts if row["part"] == "workload")
+            base, factors = base_of(log_replays, log.comparison_id), interval_factors(intervals)
+            for index, cause in enumerate(causes_of(log, base, incidents, load_ms, fitted, factors, session)):
+                word = cause.value if isinstance(cause.value, str) else None
+                value = None if isinstance(cause.value, str) else cause.value
+                shared = {"comparison_id": log.comparison_id, "place": index, "value": value, "word": word}
+                rows.append(cause._asdict() | shared)
+    return rows
+
+
+@produces("log_incidents")
+def incident_rows(
+    comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, log_replays: pa.Table
+) -> list[dict[str, Any]]:
+    """Incidents of each log: outages, pauses, and spans of time in which the engine was slower than predicted."""
+    with one_blas_thread():
+        return [
+            {"comparison_id": log.comparison_id, "place": index, **dict(zip(INCIDENT, incident, strict=True))}
+            for log in compared_logs(comparisons, log_settings, compared_requests)
+            if log.enough
+            for index, incident in enumerate(
+                incidents_of(log.measured, base_of(log_replays, log.comparison_id), log.requests["chunk_gaps_ms"])
+            )
         ]
-        load_ms = next(row["miss_ms"] for row in log_tables["miss_by_part"].to_pylist() if row["part"] == "workload")
-        base, fitted = base_of(tables["log_replays"], log.comparison_id), log_tables["fitted_causes"].to_pylist()
-        intervals = interval_factors(log_tables["log_intervals"].to_pylist())
-        for index, cause in enumerate(causes_of(log, base, incidents, load_ms, fitted, intervals, session)):
-            word = cause.value if isinstance(cause.value, str) else None
-            value = None if isinstance(cause.value, str) else cause.value
-            shared = {"comparison_id": log.comparison_id, "place": index, "value": value, "word": word}
-            rows.append(cause._asdict() | shared)
-    return as_table(contracts()["causes"], rows)
-
-
-def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Table:
-    """Return ``log_incidents``: one row per event of each log, those that lost most time first."""
-    rows = [
-        {"comparison_id": log.comparison_id, "place": index, **dict(zip(INCIDENT, incident, strict=True))}
-        for log in logs
-        if log.enough
-        for index, incident in enumerate(
-            incidents_of(log.measured, base_of(log_replays, log.comparison_id), log.requests["chunk_gaps_ms"])
-        )
-    ]
-    return as_table(contracts()["log_incidents"], rows)
-
-
-def _eager_by_size(
-    observed: Signature,
-    eager: CandidateCause | None,
-    replayed: Sequence[tuple[CandidateCause, Signature]],
-    log: ComparedLog,
-) -> Cause | None:
-    """Return enforce_eager as the cause if decode steps are slower by launches without a CUDA graph; else None."""
-    if eager is None or not np.isfinite(observed.tpot_ms) or log.settings.get("graph_max_tokens") == 0:
-        return None
-    misfit = next(candidate.misfit for candidate, _ in replayed if candidate is eager)
-    slowdown = observed.tpot_ms / observed.predicted[2]
-    slope = observed.prompt_token_us / max(observed.predicted[1], 1e-9)
-    # a slower GPU would make prompts slower too
-    if slowdown > 0.15 and slope < 0.5 * slowdown and misfit < observed.misfit:
-        return Cause("setting", "enforce_eager", "true")
-    return None

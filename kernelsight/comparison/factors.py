@@ -8,12 +8,16 @@ effective number is how many could have been served in sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import KERNELS, REPLAYED_PARTS, Replayed, Variant
+from kernelsight.comparison.replay import KERNELS, NO_LOAD, REPLAYED_PARTS, Replayed, Variant
+from kernelsight.comparison.sample import part_of
+from kernelsight.dataflow.session import Session
+from kernelsight.forward.forward_step import whole_step
+from kernelsight.scenario.plan import give_plan, plan_rows
 
 PARAMETERS = (*KERNELS, "host", "front_end")
 # prior standard deviations: milliseconds a step, milliseconds a request
@@ -25,6 +29,19 @@ LEAST_SHARE, LEAST_MS = 0.01, 0.1
 HUBER = 1.5
 LARGEST_STEP = 0.35
 ITERATIONS = 5
+# step shapes of two typical steps, and the requests of the first
+DECODE, PREFILL, SEQUENCES = 0, 1, 16
+# standard deviation (of a logarithm) for parts whose kernels neither step launches; bounds for the others
+UNKNOWN_SD, LEAST_SD, MOST_SD = 0.1, 0.04, 0.4
+# standard deviations from the median to the ends of 90 % of a normal distribution
+WIDTH_90 = 3.29
+_INTERVALS = """
+select deployment_id, family, step_shape_id, sum(count * latency_us) as us,
+       sum(count * latency_us * ln(latency_p95_us / latency_p05_us)) as weighted
+from kernel_latencies
+where latency_us > 0 and latency_p05_us > 0
+group by all order by all
+"""
 
 
 class Estimate(NamedTuple):
@@ -239,3 +256,31 @@ def independent(replayed: Replayed) -> float:
     busy = (replayed.finish_ns[served] - replayed.sent_ns[served]).sum()
     span = replayed.finish_ns[served].max() - replayed.sent_ns[served].min()
     return max(served.sum() / max(busy / max(span, 1), 1.0), 1.0)
+
+
+def kernel_spread(session: Session, flags: Mapping[str, Any], measured: Measured) -> dict[str, float]:
+    """Return the standard deviation of the logarithm of time of each of KERNELS.
+
+    From the 90 % intervals of a decode and a prefill step at the median lengths of the log's requests.
+    """
+    context = int(np.median(measured.prompt_tokens) + np.median(measured.output_tokens) / 2)
+    decode = whole_step(DECODE, SEQUENCES, max(context, 1), 0, 0, 0)
+    prefill = whole_step(PREFILL, 0, 0, 1, max(int(np.median(measured.prompt_tokens)), 1), 0)
+    with session.fork() as fork:
+        plan = plan_rows(fork, [{**NO_LOAD, **flags}], origin="")
+        give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
+        deployment_id = plan.planned[0]["deployment_id"]
+        layout = next(row for row in fork.table("kv_layout").to_pylist() if row["deployment_id"] == deployment_id)
+        window_context = min(context, layout["window_tokens"] or context)
+        shapes = [{**decode, "decode_window_context": window_context}, {**prefill, "decode_window_context": None}]
+        fork.give("step_shapes", [{"deployment_id": deployment_id, **shape} for shape in shapes])
+        rows = [row for row in fork.query(_INTERVALS).to_pylist() if row["deployment_id"] == deployment_id]
+    sums = {kernel: np.zeros(2) for kernel in KERNELS}
+    for row in rows:
+        kernel = part_of(row["family"], "decode" if row["step_shape_id"] == DECODE else "prefill")
+        if kernel:
+            sums[kernel] += row["us"], row["weighted"] / WIDTH_90
+    return {
+        kernel: float(np.clip(weighted / us, LEAST_SD, MOST_SD)) if us else UNKNOWN_SD
+        for kernel, (us, weighted) in sums.items()
+    }

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.answer import NO_CAUSE
 from kernelsight.comparison.compared_log import of_logs
-from kernelsight.comparison.comparison_tables import ComparisonTables
 from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
 from kernelsight.comparison.replayed_log import served_label
 from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
-from kernelsight.comparison.verdict import verdict_table
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
-from kernelsight.escape import visible
 from kernelsight.number_format import deviation
 from kernelsight.scenario.plan import give_plan, plan_rows
 
 STATISTICS = ("mean", "p50", "p90", "p99")
-TABLE, CORRECTIONS = "stage_vs_prediction", "stage_corrections"
 NAMES = ("measured", "predicted")
 
 
@@ -54,8 +48,14 @@ def stages_of_comparison(row: Mapping[str, Any], production_summaries: pa.Table)
     return Stages(row["comparison_id"], question, stages, client_of(summaries))
 
 
-def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session: Session) -> dict[str, pa.Table]:
-    """Return ``stage_vs_prediction`` and ``stage_tiers``: every stage simulated with the load that its client sent.
+@reads("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
+@produces("stage_vs_prediction", "stage_tiers")
+def stage_rows(
+    comparisons: pa.Table, production_summaries: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, list[dict[str, Any]]]:
+    """Measured and simulated statistics of the stages of logs that hold no requests.
+
+    Every stage is simulated with the load that its client sent.
 
     Flags of the described load that are used: ``max_concurrency`` (of the client), ``input_len``, ``output_len``
     (where the client retokenises), ``range_ratio`` and ``seed``.
@@ -63,25 +63,24 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
     rows, tiers = [], []
     for row in comparisons.to_pylist():
         comparison = stages_of_comparison(row, production_summaries)
-        with session.fork() as fork:
-            give_stages(fork, comparison)
-            fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
-            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
+        with fork() as session:
+            give_stages(session, comparison)
+            session.compute("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
+            summaries = sorted(session.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
-            for interval in fork.table("scenario_intervals").to_pylist():
+            for interval in session.table("scenario_intervals").to_pylist():
                 intervals.setdefault(interval["scenario_id"], {})[interval["metric"]] = (
                     interval["low"],
                     interval["high"],
                 )
-            tier = fork.table("deployment_tiers").to_pylist()[0] | served_label(fork)
+            tier = session.table("deployment_tiers").to_pylist()[0] | served_label(session)
             tiers.append({"comparison_id": comparison.comparison_id, **tier})
         for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
                 {"comparison_id": comparison.comparison_id, **values}
                 for values in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
             ]
-    rows_by_table = {"stage_vs_prediction": rows, "stage_tiers": tiers}
-    return {name: as_table(contracts()[name], values) for name, values in rows_by_table.items()}
+    return {"stage_vs_prediction": rows, "stage_tiers": tiers}
 
 
 def give_stages(fork: Session, comparison: Stages) -> None:
@@ -149,114 +148,81 @@ def _stage_rows(
     return rows
 
 
-class StageComparison(ComparisonTables):
-    """A production log without requests: the statistics of each stage, measured and simulated.
+def answer_of(log: Stages, table: Callable[[str], pa.Table]) -> dict[str, Any]:
+    """Return the summary of a log's stages, as ``kernelsight compare --format json`` prints it.
 
-    InvalidInput: no stage states its requests, rate and lengths.
+    ``table``: returns a table of the comparison by its name; ``stages``: rows of ``stage_vs_prediction``: each stated
+    latency, and the rate of saturated stages.
     """
+    faults = table("log_faults").to_pylist()
+    rows = table("stage_vs_prediction").drop_columns(["comparison_id"]).to_pylist()
+    tiers = table("stage_tiers").to_pylist()[0]
+    weights = {(stage.log_id, stage.part): stage.requests for stage in log.stages}
+    errors = {f"{name}_ms": _errors(f"{name}_ms", rows, weights) for name in METRICS}
+    miss_ms = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
+    return {
+        "requests": sum(stage.requests for stage in log.stages),
+        "dropped": fault_counts(faults),
+        "files": table("production_files").to_pylist(),
+        **errors,
+        "cause": dict(NO_CAUSE),
+        "causes": [],
+        "percentiles": {},
+        "occupancy": {},
+        "parts": [
+            {"part": "unexplained", "miss_ms": miss_ms, "share": 1.0 if miss_ms else 0.0, "posterior_ratio": None}
+        ],
+        "suspects": [],
+        "fit": {},
+        "drift": [],
+        **{name: tiers[name] for name in ("tier", "not_measured")},
+        "stages": rows,
+        "findings": findings(log.stages, faults, log.client),
+        "verdict": _verdict(rows, unused_clause(fault_counts(faults))),
+    }
 
-    _derived = (TABLE, CORRECTIONS)
-    _logs: Mapping[str, pa.Table]
 
-    def __init__(self, session: Session, tables: Mapping[str, pa.Table], question: Question) -> None:
-        super().__init__(session, dict(tables))
-        row = question.as_row(TABLE)
-        session.give("comparisons", [row])
-        for name, table in tables.items():
-            session.give(name, table, trusted=True)
-        comparison = stages_of_comparison(row, tables["production_summaries"])
-        self.stages: Sequence[Stage] = comparison.stages
-        self._client: Mapping[str, float] = comparison.client
+def _errors(
+    metric: str, stage_rows: Sequence[Mapping[str, Any]], weights: Mapping[tuple[str, str], int]
+) -> dict[str, Any]:
+    """Return mean times weighted by requests, and the errors of the stages' means; see ``errors.errors_of``."""
+    rows = [row for row in stage_rows if (row["metric"], row["statistic"]) == (metric, "mean")]
+    if not rows:
+        return {"n": 0, **dict.fromkeys(("measured", "predicted", "median_ape", "p90_ape", "bias", "coverage_90"))}
+    weight = [weights[row["log_id"], row["part"]] for row in rows]
+    measured, predicted = (np.average([row[name] for row in rows], weights=weight) for name in NAMES)
+    ape = np.abs([row["error"] for row in rows])
+    covered = [row["low"] <= row["measured"] <= row["high"] for row in rows if row["low"] is not None]
+    return {
+        "n": len(rows),
+        "measured": float(measured),
+        "predicted": float(predicted),
+        "median_ape": float(np.median(ape)),
+        "p90_ape": float(np.quantile(ape, 0.9)),
+        "bias": float(predicted / measured - 1.0),
+        "coverage_90": float(np.mean(covered)) if covered else None,
+    }
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Rows of ``stage_vs_prediction``: each stated latency, and the rate of saturated stages."""
-        return self.table(TABLE).to_pylist()
 
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The comparison as ``kernelsight compare --format json`` prints it; ``stages``: the rows."""
-        faults = self._logs["log_faults"].to_pylist()
-        tiers = self._session.table("stage_tiers").to_pylist()[0]
-        errors = {f"{name}_ms": self._errors(f"{name}_ms") for name in METRICS}
-        miss_ms = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
-        return {
-            "requests": sum(stage.requests for stage in self.stages),
-            "dropped": fault_counts(faults),
-            "files": self._logs["production_files"].to_pylist(),
-            **errors,
-            "cause": dict(NO_CAUSE),
-            "causes": [],
-            "percentiles": {},
-            "occupancy": {},
-            "parts": [
-                {"part": "unexplained", "miss_ms": miss_ms, "share": 1.0 if miss_ms else 0.0, "posterior_ratio": None}
-            ],
-            "suspects": [],
-            "fit": {},
-            "drift": [],
-            **{name: tiers[name] for name in ("tier", "not_measured")},
-            "stages": self.rows,
-            "findings": findings(self.stages, faults, self._client),
-            "verdict": self._verdict(),
-        }
-
-    def _errors(self, metric: str) -> dict[str, Any]:
-        """Return mean times weighted by requests, and the errors of the stages' means; see ``errors.errors_of``."""
-        weights = {(stage.log_id, stage.part): stage.requests for stage in self.stages}
-        rows = [row for row in self.rows if (row["metric"], row["statistic"]) == (metric, "mean")]
-        if not rows:
-            return {"n": 0, **dict.fromkeys(("measured", "predicted", "median_ape", "p90_ape", "bias", "coverage_90"))}
-        weight = [weights[row["log_id"], row["part"]] for row in rows]
-        measured, predicted = (np.average([row[name] for row in rows], weights=weight) for name in NAMES)
-        ape = np.abs([row["error"] for row in rows])
-        covered = [row["low"] <= row["measured"] <= row["high"] for row in rows if row["low"] is not None]
-        return {
-            "n": len(rows),
-            "measured": float(measured),
-            "predicted": float(predicted),
-            "median_ape": float(np.median(ape)),
-            "p90_ape": float(np.quantile(ape, 0.9)),
-            "bias": float(predicted / measured - 1.0),
-            "coverage_90": float(np.mean(covered)) if covered else None,
-        }
-
-    def _verdict(self) -> str:
-        """Return the verdict, one sentence: error of E2E in open-loop stages, and of the rate in saturated ones."""
-        unused = unused_clause(fault_counts(self._logs["log_faults"].to_pylist()))
-        means = [row for row in self.rows if row["statistic"] == "mean"]
-        has_e2e = any(row["metric"] == "e2e_ms" and row["open_loop"] for row in means)
-        # reports without E2E, such as vLLM's, have TTFT and TPOT
-        open_metrics = ["e2e_ms"] if has_e2e else ["ttft_ms", "tpot_ms"]
-        clauses = []
-        for metric, is_open in (*((name, True) for name in open_metrics), ("request_throughput", False)):
-            rows = [row for row in means if row["metric"] == metric and row["open_loop"] == is_open]
-            if rows:
-                errors = [row["error"] for row in rows]
-                stages = f"{len(rows)} {'open' if is_open else 'full'} {'stage' if len(rows) == 1 else 'stages'}"
-                metric_name = metric.removesuffix("_ms").upper() if is_open else "rate"
-                error_text = (
-                    f"within {deviation(min(errors))} to {deviation(max(errors))} of"
-                    if len(rows) > 1
-                    else f"{deviation(errors[0])} off"
-                )
-                clauses.append(f"{metric_name} of {stages} predicted {error_text} measured")
-        if not clauses:
-            return f"no stage of the log has a mean that is compared{unused}."
-        return "; ".join(clauses) + f"; the log holds no requests, so that no cause was looked for{unused}."
-
-    def table(self, name: str) -> pa.Table:
-        """Return ``stage_vs_prediction``, ``stage_corrections``, or a table of the log; InvalidInput: another name."""
-        if name in self._logs:
-            return self._logs[name]
-        if name not in self._derived:
-            raise InvalidInput(
-                f"a comparison of statistics has no table {name!r}; it has {TABLE}, {CORRECTIONS} and the log's."
+def _verdict(stage_rows: Sequence[Mapping[str, Any]], unused: str) -> str:
+    """Return the verdict, one sentence: error of E2E in open-loop stages, and of the rate in saturated ones."""
+    means = [row for row in stage_rows if row["statistic"] == "mean"]
+    has_e2e = any(row["metric"] == "e2e_ms" and row["open_loop"] for row in means)
+    # reports without E2E, such as vLLM's, have TTFT and TPOT
+    open_metrics = ["e2e_ms"] if has_e2e else ["ttft_ms", "tpot_ms"]
+    clauses = []
+    for metric, is_open in (*((name, True) for name in open_metrics), ("request_throughput", False)):
+        rows = [row for row in means if row["metric"] == metric and row["open_loop"] == is_open]
+        if rows:
+            errors = [row["error"] for row in rows]
+            stages = f"{len(rows)} {'open' if is_open else 'full'} {'stage' if len(rows) == 1 else 'stages'}"
+            metric_name = metric.removesuffix("_ms").upper() if is_open else "rate"
+            error_text = (
+                f"within {deviation(min(errors))} to {deviation(max(errors))} of"
+                if len(rows) > 1
+                else f"{deviation(errors[0])} off"
             )
-        return self._session.table(name).drop_columns(["comparison_id"])
-
-    def __repr__(self) -> str:
-        return visible(f"StageComparison({self.summary['verdict']})")
-
-    def _repr_html_(self) -> str:
-        return verdict_table(self.summary, self.rows, ("part", "metric", "statistic", "measured", "predicted", "error"))
+            clauses.append(f"{metric_name} of {stages} predicted {error_text} measured")
+    if not clauses:
+        return f"no stage of the log has a mean that is compared{unused}."
+    return "; ".join(clauses) + f"; the log holds no requests, so that no cause was looked for{unused}."

@@ -7,7 +7,6 @@ from typing import Any
 
 from kernelsight.comparison.errors import METRICS, are_as_claimed
 from kernelsight.comparison.unused_rows import unused_clause
-from kernelsight.escape import html_table
 from kernelsight.kernels.labels import GPU_MEASURED
 from kernelsight.number_format import deviation, number, percent, rounded
 
@@ -136,12 +135,6 @@ def _event_sentence(cause: Mapping[str, Any]) -> str:
     if value < 1.0:
         return f"{when} every step took {number(value, 3)} times as long as before"
     return f"{when} every step took {number(value, 3)} times as long: another process, clocks or power"
-
-
-def verdict_table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Return the verdict and the rows that are not 0 as HTML, for notebooks."""
-    cells = [[row[name] for name in names] for row in rows if row.get("miss_ms", 1.0)]
-    return html_table(summary["verdict"], names, cells)
 
 
 # a part is undetermined if its posterior is wider than this share of the prior; parts below a share of E2E are skipped

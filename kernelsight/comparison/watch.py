@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from kernelsight.caches.durable import durable_file, locked
 from kernelsight.comparison.drift import Drift, with_window
 from kernelsight.comparison.verdict import cause_sentence
-from kernelsight.comparison.watch_history import check_history, write_window
-from kernelsight.comparison.watch_state import state_of
+from kernelsight.comparison.watch_state import State, state_of
 from kernelsight.comparison.watched_requests import (
     due_count,
     requests_table,
@@ -30,14 +33,18 @@ from kernelsight.comparison.watched_server import counters_between, scraped, win
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.files.bounded_http import get_text
+from kernelsight.files.parquet_files import read_schema
 from kernelsight.files.redaction import redacted_text
 from kernelsight.logs.appended_lines import Appended, appended, requests_of
 from kernelsight.number_format import number
-from kernelsight.present.watch_windows import Window, as_prometheus, moment
+from kernelsight.present.watch_windows import Window, as_prometheus, history_rows, moment
 
 TIMEOUT_S, MOST_BYTES = 10.0, 8 << 20
 # notes on unused lines of one part
 MOST_NOTES = 5
+SOURCE = b"kernelsight.source"  # key of the file's metadata
+_WINDOW = re.compile(r"(\d{8,})\.parquet")
+_ADVICE = "give --state FILE to continue a watch, or another folder"
 Compare = Callable[..., Any]
 
 
@@ -213,3 +220,40 @@ class Watch:
         if self.targets.state is not None:
             with durable_file(self.targets.state) as draft:
                 draft.write_text(self.state.as_json(), encoding="utf-8")
+
+
+def check_history(folder: Path, state: State, repeated: int | None) -> None:
+    """Check that a watch can continue in a folder; InvalidInput: it would overwrite windows of another watch.
+
+    ``repeated``: the number of a window that may be there, written by an interrupted poll; None: none may.
+    """
+    numbers = [int(match[1]) for path in folder.glob("*.parquet") if (match := _WINDOW.fullmatch(path.name))]
+    others = [number for number in numbers if number >= state.windows]
+    if others == [repeated] and _source_of(_path(folder, state.windows)) == state.source:
+        return
+    if others:
+        raise InvalidInput(
+            f"--history {folder} holds {len(numbers):,} windows of an earlier watch, and window {min(others):,} would "
+            f"be overwritten; {_ADVICE}."
+        )
+
+
+def write_window(folder: Path, state: State, window: Window, repeated: int | None) -> None:
+    """Write a window; InvalidInput: its file is there, and is not the ``repeated`` window of the same source."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _path(folder, window.number)
+    if path.exists() and not (window.number == repeated and _source_of(path) == state.source):
+        raise InvalidInput(f"--history {folder}: {path.name} is a window of another watch; {_ADVICE}.")
+    table = pa.Table.from_pylist(history_rows(window)).replace_schema_metadata({SOURCE: state.source.encode()})
+    with durable_file(path) as draft:
+        pq.write_table(table, draft)
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number:08d}.parquet"
+
+
+def _source_of(path: Path) -> str:
+    """Return the log or address of a window's file, "" if it does not say; InvalidInput: it is no Parquet file."""
+    schema = read_schema(path, lambda problem: InvalidInput(f"{path} of --history {problem}; give another folder."))
+    return (schema.metadata or {}).get(SOURCE, b"").decode("utf-8", "replace")

@@ -1,21 +1,26 @@
-"""Log folders: their files with format and role, and the files that are not read, with reasons."""
+"""Log folders: their files with format and role, those not read and why, and the server's script among them."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.logs import launch
-from kernelsight.logs.files import LogFile, open_log, unusable
-from kernelsight.logs.log_run import LogFormat
+from kernelsight.logs.files import HEAD_BYTES, LogFile, open_log, unusable
+from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.registry import fields_shown, formats_of, recognise, with_known_fields
+from kernelsight.logs.settings import flat_settings
+from kernelsight.scenario.launch.command_options import read_options
+from kernelsight.scenario.launch.server_commands import Command, commands_in
 
 LOOKED_FOR = "Give a folder with the results of a benchmark client or the requests of a server."
 MOST_NAMED = 4
 ROLES = ("requests", "steps", "metrics", "kernels", "launch")
+# a text without one of these starts no known server
+_SERVER = re.compile(r"\bvllm\b|\bsglang\b|\btrtllm-serve\b|tensorrt")
 
 
 class GivenFile(NamedTuple):
@@ -84,7 +89,7 @@ def open_folder(path: str | os.PathLike[str], name: str = "auto") -> Folder:
 
 def _format(file: LogFile, name: str) -> LogFormat | None:
     """Return the format of a file, None if unknown; InvalidInput: it fits several, and ``name`` is none of them."""
-    candidates = formats_of(file) or ([launch.FORMAT] if launch.FORMAT.recognises(file) else [])
+    candidates = formats_of(file) or ([LAUNCH] if LAUNCH.recognises(file) else [])
     if len(candidates) > 1:
         return next((log_format for log_format in candidates if log_format.name == name), None) or recognise(
             file, candidates[0].role
@@ -114,3 +119,37 @@ def _check_requests(folder: Path, files: Sequence[GivenFile], not_read: Mapping[
             f"has requests of {len(requests)} formats, which may be the same ones ({'; '.join(descriptions)})",
             "Name one with --log-format.",
         )
+
+
+def _commands(file: LogFile) -> list[Command]:
+    """Return the commands in a text that start a known server; none in a large file or a damaged one."""
+    if file.kind != "text" or len(file.head) == HEAD_BYTES or not _SERVER.search(file.text):
+        return []
+    try:
+        return commands_in(file.text, f"log {file.path}")
+    except InvalidInput:
+        return []
+
+
+def read_launch(files: Sequence[LogFile]) -> list[LogRun]:
+    """Return one run per file, without requests: the options of its first server as settings, without secrets."""
+    runs = []
+    for file in files:
+        run, (command, *_) = LogRun(file, "launch"), _commands(file)
+        try:
+            options = {option.name: option.value for option in read_options(command.words, lambda name: None, Path())}
+        except InvalidInput:
+            options = {}
+        if "MODEL" in options:
+            options["model"] = options.pop("MODEL")
+        for name in [name for name, value in options.items() if name.startswith("--no-") and value == "true"]:
+            options["--" + name.removeprefix("--no-")] = "false"
+            del options[name]
+        run.settings = flat_settings(options, f"the {command.engine} command")
+        runs.append(run)
+    return runs
+
+
+LAUNCH = LogFormat(
+    "launch", "launch", "a script or manifest that starts the server", lambda file: bool(_commands(file)), read_launch
+)

@@ -20,9 +20,8 @@ from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
 from kernelsight.logs.folders import ROLES, GivenFile, open_folder
 from kernelsight.logs.log_run import FILE_ROW, Faults, LogFormat, LogRun
 from kernelsight.logs.plain import read_plain, read_rows
-from kernelsight.logs.possible_rows import possible_rows
 from kernelsight.logs.registry import PLAIN, format_named, recognise, with_known_fields
-from kernelsight.logs.requests import finish_requests, first_time
+from kernelsight.logs.requests import finish_requests, first_time, possible_rows
 
 TABLES = (
     *("production_logs", "production_requests", "production_steps", "production_windows"),

@@ -253,7 +253,7 @@ def test_times_in_another_unit_are_called_so(session: Session, factor: float, un
 def test_flags_are_arguments_or_a_deployment_and_metrics_are_spoken_of(session: Session) -> None:
     texts = [DATA / "metrics_before.txt", DATA / "metrics_after.txt"]
     found = session.compare(log=DATA / "vllm_bench.json", metrics=texts, fit="none", **FLAGS)
-    assert found.settings["model"] == FLAGS["model"]
+    assert found.log.settings["model"] == FLAGS["model"]
     assert found.summary["evidence"]["not_used"][0].startswith("metrics of the server are held against max_num_seqs")
     with pytest.raises(InvalidInput, match="^gpu is an argument, and in deployment too; give it once"):
         session.compare(log=DATA / "vllm_bench.json", deployment=FLAGS, gpu="l4")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.comparison.comparison import Comparison
+from kernelsight.comparison.comparison import REQUESTS, Comparison
 from kernelsight.comparison.explanation import explained
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance
 from kernelsight.comparison.likelihood import LEAST_SD, Predicted, StepLikelihoods, _shape, likelihood
@@ -217,7 +217,7 @@ def test_a_log_with_steps_separates_what_requests_do_not(session: Session) -> No
     tables = read_table(log_of(load, served))
     question = Question(FLAGS, suspects="none")
     without, beside = (
-        Comparison(session.fork(), tables | extra, question) for extra in ({}, {"production_steps": steps})
+        Comparison(session.fork(), tables | extra, question, REQUESTS) for extra in ({}, {"production_steps": steps})
     )
     assert without.summary["evidence"] == {"steps": 0, "kernels": 0, "not_used": []}
     ratios = [

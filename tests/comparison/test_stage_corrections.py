@@ -41,7 +41,7 @@ def test_a_slower_run_corrects_another_load_part_of_the_way(written):
         ttft, tpot = simulated(session, 8)
         path = written({"max_concurrency": 8, "ttft_ms": 1.2 * ttft, "tpot_ms": 1.2 * tpot})
         found = session.compare(deployment=FLAGS, log=path)
-        [mean] = [row for row in found.rows if (row["metric"], row["statistic"]) == ("tpot_ms", "mean")]
+        [mean] = [row for row in found.summary["stages"] if (row["metric"], row["statistic"]) == ("tpot_ms", "mean")]
         assert not mean["open_loop"] and mean["error"] == pytest.approx(1 / 1.2 - 1, abs=0.03)
         corrections = found.table("stage_corrections")
         before, after = simulated(session, 16), simulated(session, 16, correction=corrections)

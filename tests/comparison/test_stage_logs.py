@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.comparison.stage_comparison import StageComparison
 from kernelsight.comparison.stage_logs import client_of, drawn_lengths, findings, load_of_stage, stages_of
 from kernelsight.errors import InvalidInput
 from kernelsight.session import connect
@@ -67,7 +66,6 @@ def test_statistics_of_our_own_simulation_are_found_again(written):
             stage_0=report(5.0, 5.0, 300, *times[0]), stage_1=report(4 * rate, rate, 300, *times[1], delay_s=5.0)
         )
         found = session.compare(deployment=FLAGS, log=files)
-        assert isinstance(found, StageComparison)
         rows = {(row["part"], row["metric"], row["statistic"]): row for row in found.summary["stages"]}
         assert [rows[f"stage {n}", "e2e_ms", "mean"]["open_loop"] for n in (0, 1)] == [True, False]
         assert abs(rows["stage 0", "e2e_ms", "mean"]["error"]) < 0.02

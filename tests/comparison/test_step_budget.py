@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.comparison.step_budget import all_gaps, budget_seen
+from kernelsight.comparison.observed_limits import all_gaps, budget_seen
 
 STATED, DECODE_MS, TOKEN_MS = 8192, 8.0, 0.03
 LINE = (10.0, TOKEN_MS)
