@@ -87,14 +87,11 @@ pq.write_table(calls.drop_columns(["call"]).combine_chunks(), "calls.parquet")
 LOOP = """
 from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.serving.runs.simulate import serve_replicas
-from kernelsight.serving.runs.simulation_inputs import read_inputs
+from kernelsight.serving.runs.simulation_inputs import inputs_of_session
 row = dict(model="qwen3-14b", gpu="h100_sxm", request_rate=20.0, num_prompts=1_000_000, input_len=256, output_len=256)
 plan = plan_rows(session, [row])
 give_plan(session, list(plan.deployments.values()), plan.planned)
-names = {"settings": "deployment_settings", "faults": "deployment_faults"}
-tables = ("scenarios", "scenario_loads", "load_requests", "load_dependencies", "step_costs", "step_shapes", "settings")
-tables += ("faults", "memory_plan", "host_settings", "kv_transfers", "kv_tier_settings", "models", "router_scorers")
-inputs = read_inputs(**{name: session.table(names.get(name, name)) for name in tables})
+inputs = inputs_of_session(session.table)
 """
 WORK = {
     "the loop alone, 1,000,000 requests": (LOOP, "serve_replicas(inputs, count_uses=False)"),

@@ -1,4 +1,4 @@
-"""The project's graph: its contracts, queries and modules with nodes, and which of its tables are cached on disk."""
+"""The project's graph: its contracts, queries and marked functions, and which of its tables are cached on disk."""
 
 from __future__ import annotations
 
@@ -26,11 +26,6 @@ CACHED = (
         "memory_defaults",
     ),
 )
-# modules with Python nodes
-MODULES = tuple(
-    f"kernelsight.{package}nodes"
-    for package in ("", "serving.", "sweeps.", "sizing.", "comparison.", "searching.", "choices.", "evaluation.")
-)
 # inputs of cached tables that count by their rows, not by what they were computed from: bounds of loads, and families
 BY_CONTENT = ("deployment_reach", "deployment_families")
 # given tables that change with each replay of a log: nothing computed from them is cached
@@ -40,7 +35,7 @@ UNCACHED_INPUTS = ("corrections",)
 @cache
 def project_graph() -> Graph:
     """Return the project's graph of nodes; with the cache on disk, it is read once for each version of the sources."""
-    graph = Graph(catalog.contracts(), folder("sql"), MODULES, {"family": LOWERED})
+    graph = Graph(catalog.contracts(), folder("sql"), "kernelsight", {"family": LOWERED})
     if has_cache_folder():
         graph.know(cached_for_program(catalog.program(), "nodes", graph.nodes))
     return graph

@@ -13,6 +13,7 @@ from kernelsight.choices.candidates import Choice
 from kernelsight.choices.choices import choice_candidates, contrasts
 from kernelsight.choices.inputs import choice_of
 from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.forward.call_files import read_calls
 from kernelsight.scenario.gpu_names import find_gpu
 
@@ -27,11 +28,12 @@ def choice_of_question(row: Mapping[str, Any], gpus: pa.Table) -> Choice:
     return choice_of([Path(name) for name in row["sweeps"]], row["family"], gpu, gpus, row["sources"] or None, calls)
 
 
-def answer_questions(questions: pa.Table, gpus: pa.Table) -> pa.Table:
-    """Return ``choice_candidates`` of all questions; InvalidInput, UnknownName: as :func:`choice_of` raises them."""
+@produces("choice_candidates")
+def answer_questions(choice_questions: pa.Table, gpus: pa.Table) -> pa.Table:
+    """Compare the implementations of a kernel family at each shape of a GPU, by what others and its own sweeps show."""
     tables = [contracts()["choice_candidates"].schema.empty_table()]
     with one_blas_thread():
-        for row in questions.to_pylist():
+        for row in choice_questions.to_pylist():
             choice = choice_of_question(row, gpus)
             tolerance = TOLERANCE if row["tolerance"] is None else row["tolerance"]
             tables.append(choice_candidates(choice, contrasts(choice)[0], tolerance))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts
-from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.compared_log import ComparedLog, compared_logs, rows_of, tables_beside
 from kernelsight.comparison.errors import (
     METRICS,
     as_distribution,
@@ -23,7 +22,10 @@ from kernelsight.comparison.power import other_gpus, power_answer
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.unused_rows import fault_counts, rejected
 from kernelsight.comparison.verdict import not_judged, not_separated, verdict_of
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces, reads
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.node_runs import Reader
 
 WINDOWS = "metrics of the server are held against max_num_seqs alone; table production_windows has them"
 # the cause of a log that agrees with its prediction, or of which no cause holds
@@ -90,17 +92,51 @@ def _why_no_cause_search(log: ComparedLog) -> str | None:
     return None
 
 
-def findings_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table]) -> pa.Table:
-    """Return ``comparison_findings``: a comparison's verdict, then one sentence for each limit of its evidence."""
+@reads("production_windows", "production_files", "log_faults")
+@produces("comparison_findings")
+def finding_rows(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    log_intervals: pa.Table,
+    log_tiers: pa.Table,
+    miss_by_part: pa.Table,
+    drift_over_time: pa.Table,
+    setting_suspects: pa.Table,
+    causes: pa.Table,
+    latency_percentiles: pa.Table,
+    occupancy_over_time: pa.Table,
+    correction_scores: pa.Table,
+    log_evidence: pa.Table,
+    power_vs_production: pa.Table,
+    *,
+    read: Reader,
+) -> list[dict[str, Any]]:
+    """Findings of each comparison, one sentence a row: the verdict first, then the limits of its evidence."""
+    tables: dict[str, pa.Table] = {
+        "log_replays": log_replays,
+        "log_intervals": log_intervals,
+        "log_tiers": log_tiers,
+        "miss_by_part": miss_by_part,
+        "drift_over_time": drift_over_time,
+        "setting_suspects": setting_suspects,
+        "causes": causes,
+        "latency_percentiles": latency_percentiles,
+        "occupancy_over_time": occupancy_over_time,
+        "correction_scores": correction_scores,
+        "log_evidence": log_evidence,
+        "power_vs_production": power_vs_production,
+    }
     rows = []
-    for log in logs:
+    for log in compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)):
         summary = answer_of(log, tables.__getitem__)
         sentences = (summary["verdict"], *summary["not_separated"], *summary["evidence"].get("not_used", ()))
         rows += [
             {"comparison_id": log.comparison_id, "place": index, "sentence": f"{sentence[0].upper()}{sentence[1:]}"}
             for index, sentence in enumerate(sentences)
         ]
-    return as_table(contracts()["comparison_findings"], rows)
+    return rows
 
 
 def as_cause(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,14 @@ chance; where that is nothing (a server unlike the simulated one), the best fit 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.cause_selection import MOST_NAMED, is_believed
-from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.compared_log import ComparedLog, compared_logs, rows_of
 from kernelsight.comparison.errors import (
     METRICS,
     are_as_claimed,
@@ -43,7 +42,8 @@ from kernelsight.comparison.signature_causes import (
     best_fitting,
     closed_forms,
 )
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.alternatives import alternatives
 
@@ -222,39 +222,50 @@ def _less_likely(candidate: CandidateCause) -> CandidateCause:
     return candidate._replace(penalty=candidate.penalty + (value / STEP_MS) ** 2)
 
 
-def cause_table(logs: Sequence[ComparedLog], tables: Mapping[str, pa.Table], session: Session) -> pa.Table:
-    """Return ``causes``: one row per cause of each log, the most important first.
-
-    ``tables``: log_replays, log_incidents, log_intervals, fitted_causes, miss_by_part.
-    """
+@reads("step_costs", "knot_corrections")
+@produces("causes")
+def cause_rows(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    log_incidents: pa.Table,
+    log_intervals: pa.Table,
+    fitted_causes: pa.Table,
+    miss_by_part: pa.Table,
+    *,
+    fork: Callable[[], Session],
+) -> list[dict[str, Any]]:
+    """Causes of each log's misses, in the order of evidence: incidents, occupancy, load, settings, front end, parts."""
     rows = []
-    for log in logs:
-        log_tables = {
-            name: rows_of(table, log.comparison_id) for name, table in tables.items() if name != "log_replays"
-        }
-        incidents = [
-            Incident(*(row[name] for name in INCIDENT))
-            for row in log_tables["log_incidents"].sort_by("place").to_pylist()
+    with one_blas_thread(), fork() as session:
+        for log in compared_logs(comparisons, log_settings, compared_requests):
+            events, intervals, fitted, parts = (
+                rows_of(table, log.comparison_id).to_pylist()
+                for table in (log_incidents.sort_by("place"), log_intervals, fitted_causes, miss_by_part)
+            )
+            incidents = [Incident(*(row[name] for name in INCIDENT)) for row in events]
+            load_ms = next(row["miss_ms"] for row in parts if row["part"] == "workload")
+            base, factors = base_of(log_replays, log.comparison_id), interval_factors(intervals)
+            for index, cause in enumerate(causes_of(log, base, incidents, load_ms, fitted, factors, session)):
+                word = cause.value if isinstance(cause.value, str) else None
+                value = None if isinstance(cause.value, str) else cause.value
+                shared = {"comparison_id": log.comparison_id, "place": index, "value": value, "word": word}
+                rows.append(cause._asdict() | shared)
+    return rows
+
+
+@produces("log_incidents")
+def incident_rows(
+    comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, log_replays: pa.Table
+) -> list[dict[str, Any]]:
+    """Incidents of each log: outages, pauses, and spans of time in which the engine was slower than predicted."""
+    with one_blas_thread():
+        return [
+            {"comparison_id": log.comparison_id, "place": index, **dict(zip(INCIDENT, incident, strict=True))}
+            for log in compared_logs(comparisons, log_settings, compared_requests)
+            if log.enough
+            for index, incident in enumerate(
+                incidents_of(log.measured, base_of(log_replays, log.comparison_id), log.requests["chunk_gaps_ms"])
+            )
         ]
-        load_ms = next(row["miss_ms"] for row in log_tables["miss_by_part"].to_pylist() if row["part"] == "workload")
-        base, fitted = base_of(tables["log_replays"], log.comparison_id), log_tables["fitted_causes"].to_pylist()
-        intervals = interval_factors(log_tables["log_intervals"].to_pylist())
-        for index, cause in enumerate(causes_of(log, base, incidents, load_ms, fitted, intervals, session)):
-            word = cause.value if isinstance(cause.value, str) else None
-            value = None if isinstance(cause.value, str) else cause.value
-            shared = {"comparison_id": log.comparison_id, "place": index, "value": value, "word": word}
-            rows.append(cause._asdict() | shared)
-    return as_table(contracts()["causes"], rows)
-
-
-def incident_table(logs: Sequence[ComparedLog], log_replays: pa.Table) -> pa.Table:
-    """Return ``log_incidents``: one row per event of each log, those that lost most time first."""
-    rows = [
-        {"comparison_id": log.comparison_id, "place": index, **dict(zip(INCIDENT, incident, strict=True))}
-        for log in logs
-        if log.enough
-        for index, incident in enumerate(
-            incidents_of(log.measured, base_of(log_replays, log.comparison_id), log.requests["chunk_gaps_ms"])
-        )
-    ]
-    return as_table(contracts()["log_incidents"], rows)

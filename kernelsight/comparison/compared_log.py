@@ -20,6 +20,7 @@ from kernelsight.comparison.measured_requests import (
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import load_of_log
 from kernelsight.comparison.sample import in_order_of_sending
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -72,16 +73,18 @@ class ComparedLog(NamedTuple):
         return np.arange(start, min(start + MOST_EXPLAINED, stop))
 
 
-def compared_table(comparisons: pa.Table, requests: pa.Table, read: Reader) -> pa.Table:
-    """Return ``compared_requests``: the requests of each comparison in order of sending.
+@reads("production_logs")
+@produces("compared_requests")
+def compared_table(comparisons: pa.Table, production_requests: pa.Table, *, read: Reader) -> pa.Table:
+    """Requests of each comparison, of all its logs, on one time line and in order of sending.
 
-    ``requests``: ``production_requests``. InvalidInput: a comparison without requests.
+    InvalidInput: a comparison without requests.
     """
     logs = _optional(read, "production_logs")
     tables = []
     for row in comparisons.to_pylist():
         question = question_of(row)
-        rows = in_order_of_sending(of_logs(requests, question), of_logs(logs, question))
+        rows = in_order_of_sending(of_logs(production_requests, question), of_logs(logs, question))
         if not rows.num_rows:
             raise InvalidInput("the log holds no requests with a prompt length; log_faults says why rows were dropped.")
         tables.append(rows.append_column("comparison_id", pa.repeat(row["comparison_id"], rows.num_rows)))

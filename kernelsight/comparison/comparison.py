@@ -66,7 +66,7 @@ STAGES = Kind(
 )
 CHANGED = Kind(
     "changed",
-    log_pairs.TABLES,
+    log_pairs.change_rows.produces,
     lambda *_: None,
     lambda _, table: log_pairs.answer_of(table),
     ("changes", ("what", "before", "after", "factor")),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.cause_selection import explain, is_believed
 from kernelsight.comparison.cause_sizes import GROUPS, State
-from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.compared_log import ComparedLog, compared_logs, rows_of, tables_beside
 from kernelsight.comparison.errors import METRICS, errors_of, measured_by_metric, predicted_of
 from kernelsight.comparison.factors import (
     PARAMETERS,
@@ -32,18 +31,18 @@ from kernelsight.comparison.residuals import NOTHING, group_residuals, similar
 from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.settings import contradictions
 from kernelsight.comparison.signature_causes import LEAST_FACTOR, MOST_FACTOR
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 from kernelsight.number_format import percent
 from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.corrections import fingerprint
 
+if TYPE_CHECKING:
+    from kernelsight.dataflow.node_runs import Reader
+
 # the kinds of corrections that are scored
 SCORED = ("uncorrected", "one_factor", "corrected")
-TABLES = (
-    *("explained_replays", "fitted_causes", "fitted_parameters", "setting_suspects", "fitted_corrections"),
-    *("correction_scores", "log_evidence"),
-)
 
 
 class Explanation(NamedTuple):
@@ -94,24 +93,39 @@ class Explanation(NamedTuple):
         return total("corrected") < min(total("one_factor"), total("uncorrected"))
 
 
+@reads(
+    *("production_logs", "production_steps", "production_kernels", "production_windows", "production_settings"),
+    *("step_costs", "knot_corrections", "kernel_latencies", "step_totals"),
+)
+@produces(
+    *("explained_replays", "fitted_causes", "fitted_parameters", "setting_suspects", "fitted_corrections"),
+    *("correction_scores", "log_evidence"),
+)
 def explanation_tables(
-    logs: Sequence[ComparedLog], log_replays: pa.Table, log_incidents: pa.Table, session: Session
-) -> dict[str, pa.Table]:
-    """Return the TABLES of logs, by name.
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    log_incidents: pa.Table,
+    *,
+    read: Reader,
+    fork: Callable[[], Session],
+) -> dict[str, Any]:
+    """Explanation of each log by replays: other settings, factors on kernels, host time, front-end time.
 
     A log with an incident is not fitted: what is fitted before a change does not hold after it.
     """
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    tables: dict[str, Any] = {name: [] for name in explanation_tables.produces}
     replays = []
-    for log in logs:
-        base = base_of(log_replays, log.comparison_id)
-        has_incident = rows_of(log_incidents, log.comparison_id).num_rows > 0
-        explanation = explained(log, base, session, has_incident or is_limited(log, base))
-        for name, values in _rows(log, explanation, session).items():
-            rows[name] += [{"comparison_id": log.comparison_id, **value} for value in values]
-        if explanation.state.causes:
-            replays.append(explained_table(log, explanation.state.replayed))
-    tables = {name: as_table(contracts()[name], values) for name, values in rows.items() if name != TABLES[0]}
+    with one_blas_thread(), fork() as session:
+        for log in compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)):
+            base = base_of(log_replays, log.comparison_id)
+            has_incident = rows_of(log_incidents, log.comparison_id).num_rows > 0
+            explanation = explained(log, base, session, has_incident or is_limited(log, base))
+            for name, values in _rows(log, explanation, session).items():
+                tables[name] += [{"comparison_id": log.comparison_id, **value} for value in values]
+            if explanation.state.causes:
+                replays.append(explained_table(log, explanation.state.replayed))
     return tables | {"explained_replays": joined("explained_replays", replays)}
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.answer import NO_CAUSE, as_cause
-from kernelsight.comparison.compared_log import of_logs
+from kernelsight.comparison.compared_log import of_logs, tables_beside
 from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
 from kernelsight.comparison.log_changes import LENGTHEN, Changes, LogPair, changes_between
 from kernelsight.comparison.log_replayer import LogReplayer
@@ -22,12 +21,15 @@ from kernelsight.comparison.replay import Replayed, Variant, load_of_log
 from kernelsight.comparison.sample import in_order_of_sending
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import AGREES, cause_sentence
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number, percent
 
-TABLES = ("log_changes", "change_causes", "change_latencies")
+if TYPE_CHECKING:
+    from kernelsight.dataflow.node_runs import Reader
+
 # prefix of the earlier log's name, which distinguishes its rows in tables of both logs
 EARLIER = "before/"
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -52,12 +54,20 @@ def requests_of(question: Question, requests: pa.Table, logs: pa.Table) -> tuple
     return pair[0], pair[1]
 
 
-def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session: Session) -> dict[str, pa.Table]:
-    """Return the TABLES of comparisons that have a baseline, by name.
+@reads("production_logs", "production_settings", "production_windows", "step_costs", "knot_corrections")
+@produces("log_changes", "change_causes", "change_latencies")
+def change_rows(
+    comparisons: pa.Table, production_requests: pa.Table, *, read: Reader, fork: Callable[[], Session]
+) -> dict[str, list[dict[str, Any]]]:
+    """Changes between a log and its baseline: load, speed, settings, and the causes of the change in latency."""
+    with one_blas_thread(), fork() as session:
+        return _rows_of_pairs(comparisons, {**tables_beside(read), "production_requests": production_requests}, session)
 
-    ``tables``: production_requests, _logs, _settings, _windows.
-    """
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+
+def _rows_of_pairs(
+    comparisons: pa.Table, tables: Mapping[str, pa.Table], session: Session
+) -> dict[str, list[dict[str, Any]]]:
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in change_rows.produces}
     for row in comparisons.to_pylist():
         question = question_of(row)
         if question.baseline is None:
@@ -78,7 +88,7 @@ def change_tables(comparisons: pa.Table, tables: Mapping[str, pa.Table], session
         changes = changes_between(pair, _replays(question, requests, session) if question.flags else None)
         for name, table_rows in _rows(changes, requests, measured).items():
             rows[name] += [{"comparison_id": row["comparison_id"], **values} for values in table_rows]
-    return {name: as_table(contracts()[name], table_rows) for name, table_rows in rows.items()}
+    return rows
 
 
 def _replays(question: Question, requests: Sequence[pa.Table], session: Session) -> Any:
@@ -103,7 +113,7 @@ def _settings(settings: pa.Table) -> dict[str, str]:
 def _rows(
     changes: Changes, requests: Sequence[pa.Table], measured: Sequence[Measured]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the TABLES by name."""
+    """Return the rows of the tables of changes by name."""
     causes = []
     for index, cause in enumerate(changes.causes):
         word = cause.value if isinstance(cause.value, str) else None

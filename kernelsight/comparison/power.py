@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.catalog.tables import contracts
-from kernelsight.comparison.compared_log import ComparedLog
+from kernelsight.comparison.compared_log import ComparedLog, compared_logs, tables_beside
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import Variant, give_log
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.node_runs import Reader
 
 # a log's time line is its own if its first request starts within this many seconds of where it should
 ALIGNED_S = 30.0
@@ -52,13 +54,26 @@ class MeanPower(NamedTuple):
     gpus: int | None
 
 
-def power_table(logs: Sequence[ComparedLog], session: Session) -> pa.Table:
-    """Return ``power_vs_production``: windows of the replay that are covered by measurements from end to end."""
+@reads("production_logs", "production_windows", "power_over_time", "scenario_energy")
+@produces("power_vs_production")
+def power_rows(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    *,
+    read: Reader,
+    fork: Callable[[], Session],
+) -> list[dict[str, Any]]:
+    """GPU power over time of each log, measured and predicted; logs without measured power are not simulated.
+
+    Windows of the replay that are covered by measurements from end to end.
+    """
     rows: list[dict[str, Any]] = []
-    for log in logs:
-        if series := measured_power(log.requests, log.measured, log.tables):
-            rows += [{"comparison_id": log.comparison_id, **row} for row in _beside_replay(log, series, session)]
-    return as_table(contracts()["power_vs_production"], rows)
+    with fork() as session:
+        for log in compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)):
+            if series := measured_power(log.requests, log.measured, log.tables):
+                rows += [{"comparison_id": log.comparison_id, **row} for row in _beside_replay(log, series, session)]
+    return rows
 
 
 def measured_power(requests: pa.Table, measured: Measured, tables: Mapping[str, pa.Table]) -> list[Series]:

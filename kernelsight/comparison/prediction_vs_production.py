@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from kernelsight.comparison.cause_sizes import State
-from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.compared_log import ComparedLog, compared_logs, rows_of
 from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
 from kernelsight.comparison.factors import PARAMETERS
 from kernelsight.comparison.miss_parts import PARTS, Misses, misses_of
@@ -17,41 +17,46 @@ from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.replayed_log import base_of, explained_of, joined, table_of
 from kernelsight.comparison.residuals import NOTHING
 from kernelsight.comparison.sample import drawn_e2e
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 
 
-class FittedExplanation(NamedTuple):
-    """The replay of logs as stated, and the fitted explanation: replays, parameters and causes."""
-
-    log_replays: pa.Table
-    explained_replays: pa.Table
-    fitted_parameters: pa.Table
-    fitted_causes: pa.Table
-
-
-def request_table(logs: Sequence[ComparedLog], explained: FittedExplanation, session: Session) -> pa.Table:
-    """Return ``prediction_vs_production``: one row per request of each log, times in ms."""
+@reads("request_metrics")
+@produces("prediction_vs_production")
+def request_table(
+    comparisons: pa.Table,
+    log_settings: pa.Table,
+    compared_requests: pa.Table,
+    log_replays: pa.Table,
+    explained_replays: pa.Table,
+    fitted_parameters: pa.Table,
+    fitted_causes: pa.Table,
+    *,
+    fork: Callable[[], Session],
+) -> pa.Table:
+    """Measured and predicted latencies of each request, and the parts of its miss."""
     tables = []
-    for log in logs:
-        base = base_of(explained.log_replays, log.comparison_id)
-        explanation = state_of(log, base, explained)
-        described_load = log.question.stated
-        drawn = drawn_e2e(session, {**log.question.flags, **described_load}, base) if described_load else None
-        tables.append(_by_request(log, base, misses_of(log.measured, base, explanation, drawn)))
+    with fork() as session:
+        for log in compared_logs(comparisons, log_settings, compared_requests):
+            base = base_of(log_replays, log.comparison_id)
+            explanation = _state_of(log, base, explained_replays, fitted_parameters, fitted_causes)
+            described_load = log.question.stated
+            drawn = drawn_e2e(session, {**log.question.flags, **described_load}, base) if described_load else None
+            tables.append(_by_request(log, base, misses_of(log.measured, base, explanation, drawn)))
     return joined("prediction_vs_production", tables)
 
 
-def state_of(log: ComparedLog, base: Replayed, explained: FittedExplanation) -> State:
+def _state_of(log: ComparedLog, base: Replayed, replays: pa.Table, parameters: pa.Table, causes: pa.Table) -> State:
     """Return the explanation of a log, rebuilt from its tables; residuals are not stored and stay empty."""
     comparison_id = log.comparison_id
-    values = {row["parameter"]: row["value"] for row in rows_of(explained.fitted_parameters, comparison_id).to_pylist()}
-    causes = [
+    values = {row["parameter"]: row["value"] for row in rows_of(parameters, comparison_id).to_pylist()}
+    named = [
         row["cause"] if row["value"] is None else f"{row['cause']}={row['value']}"
-        for row in sorted(rows_of(explained.fitted_causes, comparison_id).to_pylist(), key=lambda row: row["place"])
+        for row in sorted(rows_of(causes, comparison_id).to_pylist(), key=lambda row: row["place"])
     ]
-    replayed = explained_of(explained.explained_replays, comparison_id, base)
+    replayed = explained_of(replays, comparison_id, base)
     sizes = np.array([values.get(name, 0.0) for name in PARAMETERS])
-    return State(log.question.flags, sizes, tuple(causes), replayed, NOTHING)
+    return State(log.question.flags, sizes, tuple(named), replayed, NOTHING)
 
 
 def _by_request(log: ComparedLog, base: Replayed, misses: Misses) -> pa.Table:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.comparison.compared_log import ComparedLog, rows_of
+from kernelsight.comparison.compared_log import ComparedLog, compared_logs, rows_of
 from kernelsight.comparison.errors import concurrency_of, measured_by_metric, predicted_of
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.question import question_of
@@ -23,7 +23,7 @@ from kernelsight.comparison.replay import (
     interval_factors,
 )
 from kernelsight.comparison.settings import stated_settings
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 
 # factors on all kernels whose replays give the scatter of single requests
@@ -31,20 +31,31 @@ NEIGHBOURS = (0.98, 0.99, 1.01, 1.02)
 MOMENTS = ("sent", "scheduled", "first_token", "finish")
 
 
-def settings_table(comparisons: pa.Table, session: Session) -> pa.Table:
-    """Return ``log_settings``: the resolved settings of each comparison's deployment, one row each."""
-    rows = [
-        {"comparison_id": row["comparison_id"], **stated_settings(session, question_of(row).flags, NO_LOAD)}
-        for row in comparisons.to_pylist()
-    ]
-    return as_table(contracts()["log_settings"], rows)
+@reads("deployment_settings")
+@produces("log_settings")
+def settings_rows(comparisons: pa.Table, *, fork: Callable[[], Session]) -> list[dict[str, Any]]:
+    """Resolved settings of the deployment of each comparison."""
+    with fork() as session:
+        return [
+            {"comparison_id": row["comparison_id"], **stated_settings(session, question_of(row).flags, NO_LOAD)}
+            for row in comparisons.to_pylist()
+        ]
 
 
-def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa.Table]:
-    """Return ``log_replays``, a row per request, and ``replayed_parts``, mean ms of each kernel part and the host."""
+@reads("step_costs", "knot_corrections")
+@produces("log_replays", "replayed_parts")
+def replay_tables(
+    comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, Any]:
+    """Replay of each log: its own requests, simulated on the stated deployment.
+
+    ``log_replays``: a row per request; ``replayed_parts``: mean ms of each kernel part and the host.
+    """
     requests, part_rows = [], []
-    for log in logs:
-        (base,) = LogReplayer(session, log.load).serve([Variant(log.question.flags)])
+    with fork() as session:
+        logs = compared_logs(comparisons, log_settings, compared_requests)
+        replays = [LogReplayer(session, log.load).serve([Variant(log.question.flags)])[0] for log in logs]
+    for log, base in zip(logs, replays, strict=True):
         usable = log.measured.ok & base.served & np.isfinite(log.measured.e2e_ms)
         means = {name: float(base.part(name)[usable].mean() / 1e6) if usable.any() else 0.0 for name in REPLAYED_PARTS}
         part_rows += [
@@ -53,7 +64,7 @@ def replay_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa
         requests.append(_request_table(log, base))
     return {
         "log_replays": joined("log_replays", requests),
-        "replayed_parts": as_table(contracts()["replayed_parts"], part_rows),
+        "replayed_parts": part_rows,
     }
 
 
@@ -128,8 +139,17 @@ def explained_of(explained_replays: pa.Table, comparison_id: str, base: Replayed
     return base._replace(**moments, parts_ns=parts_ns, steps=part("steps"))
 
 
-def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, pa.Table]:
-    """Return ``log_intervals``, factors of 90 % intervals by metric, and ``log_tiers``, the kernel models' tiers."""
+@reads("scenario_intervals", "deployment_tiers", "scenario_tiers", "step_costs", "knot_corrections")
+@produces("log_intervals", "log_tiers")
+def interval_rows(
+    comparisons: pa.Table, log_settings: pa.Table, compared_requests: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, list[dict[str, Any]]]:
+    """90 % prediction intervals of each log's metrics, and the tiers of the kernel model behind them."""
+    with fork() as session:
+        return _intervals_and_tiers(compared_logs(comparisons, log_settings, compared_requests), session)
+
+
+def _intervals_and_tiers(logs: Sequence[ComparedLog], session: Session) -> dict[str, list[dict[str, Any]]]:
     intervals, tiers = [], []
     for log in logs:
         key, variant = {"comparison_id": log.comparison_id}, Variant(log.question.flags)
@@ -146,8 +166,7 @@ def interval_tables(logs: Sequence[ComparedLog], session: Session) -> dict[str, 
                 for (name, factor), sign in zip(list(factors.items()), (-1.0, 1.0), strict=True)
             }
             intervals.append({**key, "metric": metric, **factors})
-    rows = {"log_intervals": intervals, "log_tiers": tiers}
-    return {name: as_table(contracts()[name], values) for name, values in rows.items()}
+    return {"log_intervals": intervals, "log_tiers": tiers}
 
 
 def served_label(session: Session) -> dict[str, Any]:

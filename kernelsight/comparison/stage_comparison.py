@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.answer import NO_CAUSE
 from kernelsight.comparison.compared_log import of_logs
 from kernelsight.comparison.errors import METRICS
@@ -17,7 +16,7 @@ from kernelsight.comparison.replay import NO_LOAD, conformed
 from kernelsight.comparison.replayed_log import served_label
 from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import deviation
@@ -49,8 +48,14 @@ def stages_of_comparison(row: Mapping[str, Any], production_summaries: pa.Table)
     return Stages(row["comparison_id"], question, stages, client_of(summaries))
 
 
-def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session: Session) -> dict[str, pa.Table]:
-    """Return ``stage_vs_prediction`` and ``stage_tiers``: every stage simulated with the load that its client sent.
+@reads("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
+@produces("stage_vs_prediction", "stage_tiers")
+def stage_rows(
+    comparisons: pa.Table, production_summaries: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, list[dict[str, Any]]]:
+    """Measured and simulated statistics of the stages of logs that hold no requests.
+
+    Every stage is simulated with the load that its client sent.
 
     Flags of the described load that are used: ``max_concurrency`` (of the client), ``input_len``, ``output_len``
     (where the client retokenises), ``range_ratio`` and ``seed``.
@@ -58,25 +63,24 @@ def stage_tables(comparisons: pa.Table, production_summaries: pa.Table, session:
     rows, tiers = [], []
     for row in comparisons.to_pylist():
         comparison = stages_of_comparison(row, production_summaries)
-        with session.fork() as fork:
-            give_stages(fork, comparison)
-            fork.compute("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
-            summaries = sorted(fork.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
+        with fork() as session:
+            give_stages(session, comparison)
+            session.compute("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
+            summaries = sorted(session.table("scenario_summary").to_pylist(), key=lambda row: row["scenario_id"])
             intervals: dict[str, dict[str, Any]] = {}
-            for interval in fork.table("scenario_intervals").to_pylist():
+            for interval in session.table("scenario_intervals").to_pylist():
                 intervals.setdefault(interval["scenario_id"], {})[interval["metric"]] = (
                     interval["low"],
                     interval["high"],
                 )
-            tier = fork.table("deployment_tiers").to_pylist()[0] | served_label(fork)
+            tier = session.table("deployment_tiers").to_pylist()[0] | served_label(session)
             tiers.append({"comparison_id": comparison.comparison_id, **tier})
         for stage, summary in zip(comparison.stages, summaries, strict=True):
             rows += [
                 {"comparison_id": comparison.comparison_id, **values}
                 for values in _stage_rows(stage, summary, intervals.get(summary["scenario_id"], {}))
             ]
-    rows_by_table = {"stage_vs_prediction": rows, "stage_tiers": tiers}
-    return {name: as_table(contracts()[name], values) for name, values in rows_by_table.items()}
+    return {"stage_vs_prediction": rows, "stage_tiers": tiers}
 
 
 def give_stages(fork: Session, comparison: Stages) -> None:

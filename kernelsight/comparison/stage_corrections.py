@@ -9,15 +9,14 @@ simulated, once per part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts
 from kernelsight.comparison.stage_comparison import Stages, give_stages, stages_of_comparison
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.corrections import fingerprint
 
@@ -52,10 +51,19 @@ class Observed(NamedTuple):
     noise: np.ndarray
 
 
-def correction_table(
-    comparisons: pa.Table, production_summaries: pa.Table, stage_vs_prediction: pa.Table, session: Session
-) -> pa.Table:
-    """Return ``stage_corrections``: no rows for a log whose stages state neither TTFT nor TPOT."""
+@reads("scenario_summary", "deployment_settings", "step_costs", "knot_corrections")
+@produces("stage_corrections")
+def correction_rows(
+    comparisons: pa.Table,
+    production_summaries: pa.Table,
+    stage_vs_prediction: pa.Table,
+    *,
+    fork: Callable[[], Session],
+) -> list[dict[str, Any]]:
+    """Bounded factors on kernels that reduce the error of a log's stages.
+
+    No rows for a log whose stages state neither TTFT nor TPOT.
+    """
     rows = []
     for row in comparisons.to_pylist():
         comparison = stages_of_comparison(row, production_summaries)
@@ -64,8 +72,9 @@ def correction_table(
             for error in stage_vs_prediction.to_pylist()
             if error["comparison_id"] == comparison.comparison_id and error["statistic"] == "mean"
         ]
-        rows += _corrections(comparison, errors, session)
-    return as_table(contracts()["stage_corrections"], rows)
+        with fork() as session:
+            rows += _corrections(comparison, errors, session)
+    return rows
 
 
 def likeliest(observations: Observed, slopes: np.ndarray) -> np.ndarray:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kernelsight.dataflow.contract import Contract
-from kernelsight.dataflow.python_nodes import PythonNode
+from kernelsight.dataflow.python_nodes import PythonNode, decorated
 from kernelsight.errors import InvalidInput
 
 # word: member: description of the member, which replaces {word} in a table's description
@@ -24,11 +23,11 @@ Groups = Mapping[str, Mapping[str, str]]
 
 
 def for_each(word: str) -> Callable[[Callable], Callable]:
-    """Mark a private function as the node of one table per member of a group; ``word`` is its keyword parameter.
+    """Mark a function as the node of one table per member of a group; ``word`` is its keyword parameter.
 
     >>> @for_each("family")
-    ... def _family_latencies(family_calls, gpus, *, family): ...
-    >>> _family_latencies.for_each
+    ... def family_latencies(family_calls, gpus, *, family): ...
+    >>> family_latencies.for_each
     'family'
     """
 
@@ -56,37 +55,26 @@ class GeneratedNode(PythonNode):
         )
 
 
-def generated_nodes(module: str, groups: Groups) -> list[GeneratedNode]:
-    """Return the nodes of a module's functions marked ``for_each``, one per member, read from its source."""
-    spec = importlib.util.find_spec(module) if groups else None
-    if spec is None or not spec.origin:
-        return []
-    path = Path(spec.origin)
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    nodes = []
-    for function in (item for item in tree.body if isinstance(item, ast.FunctionDef)):
-        word = _group_of(function)
-        if word is not None:
-            nodes += [_member_node(module, path, function, word, member, groups) for member in groups.get(word, ())]
-    return nodes
-
-
-def _group_of(function: ast.FunctionDef) -> str | None:
-    """Return the word of a function's ``for_each`` decorator; None without one."""
-    for decorator in function.decorator_list:
-        if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "for_each":
-            return ast.literal_eval(decorator.args[0])
-    return None
+def generated_nodes(
+    module: str, path: Path, functions: Iterable[ast.FunctionDef], groups: Groups
+) -> list[GeneratedNode]:
+    """Return the nodes of a module's functions marked ``for_each``, one per member."""
+    return [
+        _member_node(module, path, function, word, member, groups)
+        for function in functions
+        for word in decorated(function, "for_each")
+        for member in groups.get(word, ())
+    ]
 
 
 def _member_node(
     module: str, path: Path, function: ast.FunctionDef, word: str, member: str, groups: Groups
 ) -> GeneratedNode:
-    table = function.name.removeprefix("_")
+    table = function.name
     parameters = [argument.arg for argument in function.args.args]
     if [argument.arg for argument in function.args.kwonlyargs] != [word] or not table.startswith(f"{word}_"):
         raise InvalidInput(
-            f"{path.name}: {function.name} cannot make a table of each {word}: name it _{word}_<rest>, and let it take "
+            f"{path.name}: {function.name} cannot make a table of each {word}: name it {word}_<rest>, and let it take "
             f"tables and, as its one keyword-only parameter, {word}."
         )
     inputs = [_member_table(parameter, word, member) for parameter in parameters]

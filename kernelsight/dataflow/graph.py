@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,11 +13,9 @@ from kernelsight.dataflow.contract import Contract
 from kernelsight.dataflow.databases import read_macros
 from kernelsight.dataflow.generated_nodes import Groups, generated_nodes, member_contracts, members_of, union_of
 from kernelsight.dataflow.graph_text import mermaid, tree
-from kernelsight.dataflow.python_nodes import PythonNode, produces, python_nodes, reads
+from kernelsight.dataflow.python_nodes import PythonNode, python_nodes, sources_with_nodes
 from kernelsight.dataflow.sql_nodes import read_sql_node, sql_files
 from kernelsight.errors import InvalidInput, missing_table, unknown
-
-__all__ = ["Graph", "Node", "produces", "reads"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,12 @@ class Node:
         return self.source.load()
 
     @property
+    def stage(self) -> str:
+        """The folder of a query, and the room of a function: the folder of its package that holds its module."""
+        parts = self.source.module.split(".")[1:-1] if self.source else ()
+        return parts[0] if parts else self.path.parent.name
+
+    @property
     def label(self) -> str:
         """Where the node is written, as messages name it: ``folder/table.sql`` or ``module.function``."""
         return (
@@ -58,22 +62,23 @@ class Node:
 
 
 class Graph:
-    """The nodes of a folder of SQL files and modules of functions, under contracts; files are read when needed.
+    """The nodes of a folder of SQL files and of Python functions, under contracts; files are read when needed.
 
-    ``groups``: words whose tables exist once for each member, see :mod:`kernelsight.dataflow.generated_nodes`.
+    ``modules``: the package, or the one module, whose functions are searched for nodes; ``groups``: words whose tables
+    exist once for each member, see :mod:`kernelsight.dataflow.generated_nodes`.
     """
 
     def __init__(
         self,
         contracts: Mapping[str, Contract],
         sql_folder: Path,
-        modules: str | Sequence[str] = (),
+        modules: str = "",
         groups: Groups | None = None,
     ) -> None:
         self._groups = groups or {}
         self.contracts: dict[str, Contract] = member_contracts(contracts, self._groups)
         self._sql_folder = sql_folder
-        self._modules = [modules] if isinstance(modules, str) and modules else list(modules)
+        self._modules = modules
         self._nodes: dict[str, Node | None] = {}
         self._roots: dict[tuple[str, frozenset[str]], tuple[str, ...]] = {}
 
@@ -89,10 +94,7 @@ class Graph:
     @cached_property
     def _functions(self) -> dict[str, PythonNode]:
         functions: dict[str, PythonNode] = {}
-        python_functions = [
-            node for module in self._modules for node in (*python_nodes(module), *generated_nodes(module, self._groups))
-        ]
-        for function in python_functions:
+        for function in self._python_nodes():
             for name in function.makes:
                 other = self._files.get(name) or functions.get(name)
                 if other:
@@ -102,6 +104,11 @@ class Graph:
                     )
                 functions[name] = function
         return functions
+
+    def _python_nodes(self) -> Iterator[PythonNode]:
+        for source in sources_with_nodes(self._modules) if self._modules else ():
+            yield from python_nodes(*source)
+            yield from generated_nodes(*source, self._groups)
 
     @property
     def made(self) -> set[str]:

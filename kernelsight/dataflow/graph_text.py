@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 WIDTH = 100
@@ -18,7 +17,10 @@ class Step(Protocol):
     inputs: tuple[str, ...]
     fetches: tuple[str, ...]
     doc: str
-    path: Path
+
+    @property
+    def stage(self) -> str:
+        """The heading that it stands under."""
 
     @property
     def label(self) -> str:
@@ -28,7 +30,7 @@ class Step(Protocol):
 def tree(nodes: Sequence[Step], missing: Collection[str], title: str) -> list[str]:
     """Return lines: a title, the tables that are missing and available, and the nodes by stage, numbered in order.
 
-    A stage is the folder of a query or of a function's module; stages come in the order of their first node. Below a
+    Stages come in the order of their first node. Below a
     node's tables are its kind (sql or function), its description and its inputs.
     """
     made = {name for node in nodes for name in node.names}
@@ -38,7 +40,7 @@ def tree(nodes: Sequence[Step], missing: Collection[str], title: str) -> list[st
         lines += _wrapped(f"{word:<9} ", ", ".join(names), 10) if names else []
     stages: dict[str, dict[str, list[tuple[int, Step]]]] = {}
     for position, node in enumerate(nodes, start=1):
-        stage = stages.setdefault(node.path.parent.name, {})
+        stage = stages.setdefault(node.stage, {})
         stage.setdefault(node.label.partition("[")[0], []).append((position, node))
     for stage, functions in stages.items():
         lines += ["", stage]

@@ -14,6 +14,7 @@ from kernelsight.caches.disk_cache import CachePolicy, read_cached_table, write_
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.databases import complaint, literal, quote, rows_of, stop_if_interrupted
 from kernelsight.dataflow.graph import Node
+from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.table_store import TableStore
 from kernelsight.dataflow.violations import check_reference
 from kernelsight.errors import MissingTable, RunFailed
@@ -100,7 +101,9 @@ class NodeRuns(TableStore):
             if callable(rows):
                 self._pending[name] = rows
             else:
-                self._tables[name] = conform(rows, self.graph.contracts[name], trusted=True, origin=node.label)
+                contract = self.graph.contracts[name]
+                table = as_table(contract, rows) if isinstance(rows, list) else rows
+                self._tables[name] = conform(table, contract, trusted=True, origin=node.label)
                 if (
                     self._cache_policy
                     and name in self._cache_policy.tables

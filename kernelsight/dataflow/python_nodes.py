@@ -1,10 +1,10 @@
-"""Python nodes: public functions of one module, named like their table, with their inputs as parameters.
+"""Python nodes: functions marked with the tables that they make (``produces``), in the module that holds the work.
 
-Parameters are input tables. Keyword-only parameters are services of the session: ``wanted`` (which of the node's tables
-are needed), ``read`` (fetches columns and rows of the tables that ``reads`` declares), ``threads`` (how many it may
-use; None: its own choice), ``fork`` (makes a copy of the session, in which the node may give other rows and compute
-what ``reads`` declares) and ``report`` (prints progress). Nodes are read from the module's source, so that drawing the
-graph imports nothing heavy.
+Parameters are input tables by name. Keyword-only parameters are services of the session: ``wanted`` (which of the
+node's tables are needed), ``read`` (fetches columns and rows of the tables that ``reads`` declares), ``threads`` (how
+many it may use; None: its own choice), ``fork`` (makes a copy of the session, in which the node may give other rows and
+compute what ``reads`` declares) and ``report`` (prints progress). Nodes are read from the source of a package's
+modules, so that drawing the graph imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ from typing import Any
 from kernelsight.errors import InvalidInput
 
 SERVICES = ("wanted", "read", "threads", "fork", "report")
+# what stands in the source of a module that has nodes
+MARK = re.compile(r"^@(produces|for_each)\(", re.MULTILINE)
 
 
 def produces(*tables: str) -> Callable[[Callable], Callable]:
-    """Mark a function as the node of several tables: it returns a dict of them, of the ``wanted`` ones at least.
+    """Mark a function as the node of a table, which it returns as a table or as rows (a list of dicts).
 
-    A value may be a function without parameters, which makes the table when it is first fetched.
+    Of several tables it returns a dict, of the ``wanted`` ones at least; a value may also be a function without
+    parameters, which makes the table when it is first fetched.
 
     >>> @produces("steps", "request_events")
     ... def simulation(scenarios): ...
@@ -74,21 +78,33 @@ class PythonNode:
         return getattr(importlib.import_module(self.module), self.function)
 
 
-def python_nodes(module: str) -> list[PythonNode]:
-    """Return the nodes that a module defines, read from its source; an empty list where there is no such module."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        spec = None
-    if spec is None or not spec.origin:
-        return []
-    path = Path(spec.origin)
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    functions = [item for item in tree.body if isinstance(item, ast.FunctionDef) and not item.name.startswith("_")]
-    return [_read_function(module, path, function) for function in functions]
+def sources_with_nodes(package: str) -> Iterator[tuple[str, Path, list[ast.FunctionDef]]]:
+    """Yield name, path and functions of the modules in whose source a function is marked as a node; imports none.
+
+    ``package``: a package, with its folders, or a single module; none where it does not exist.
+    """
+    spec = importlib.util.find_spec(package)
+    paths = {package: Path(spec.origin)} if spec and spec.origin else {}
+    for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+        for path in sorted(folder.rglob("*.py")):
+            paths[".".join([package, *path.relative_to(folder).with_suffix("").parts])] = path
+    for module, path in paths.items():
+        text = path.read_text(encoding="utf-8")
+        if MARK.search(text):
+            tree = ast.parse(text, filename=str(path))
+            yield module, path, [item for item in tree.body if isinstance(item, ast.FunctionDef)]
 
 
-def _read_function(module: str, path: Path, function: ast.FunctionDef) -> PythonNode:
+def python_nodes(module: str, path: Path, functions: Iterable[ast.FunctionDef]) -> list[PythonNode]:
+    """Return the nodes among the functions of a module: those that are marked with the tables they make."""
+    return [
+        _read_function(module, path, function, makes)
+        for function in functions
+        if (makes := decorated(function, "produces"))
+    ]
+
+
+def _read_function(module: str, path: Path, function: ast.FunctionDef, makes: tuple[str, ...]) -> PythonNode:
     arguments = function.args
     services = tuple(argument.arg for argument in arguments.kwonlyargs)
     unknown_services = [name for name in services if name not in SERVICES]
@@ -98,17 +114,15 @@ def _read_function(module: str, path: Path, function: ast.FunctionDef) -> Python
     ) != (None, None, [], [], [], []):
         raise InvalidInput(
             f"{path.name}: {function.name} cannot be a node of the graph: its parameters are input tables, so none "
-            f"may have a default, a star or be positional only, and keyword-only ones are {', '.join(SERVICES)} "
-            "(prefix other functions with an underscore)."
+            f"may have a default, a star or be positional only, and keyword-only ones are {', '.join(SERVICES)}."
         )
     inputs = tuple(argument.arg for argument in arguments.args)
     doc = (ast.get_docstring(function) or "").partition("\n")[0].strip()
-    makes = _decorated(function, "produces") or (function.name,)
-    return PythonNode(module, function.name, makes, inputs, doc, path, _decorated(function, "reads"), services)
+    return PythonNode(module, function.name, makes, inputs, doc, path, decorated(function, "reads"), services)
 
 
-def _decorated(function: ast.FunctionDef, name: str) -> tuple[str, ...]:
-    """Return the tables that a function's decorator ``name`` lists; empty where it has no such decorator."""
+def decorated(function: ast.FunctionDef, name: str) -> tuple[str, ...]:
+    """Return the words that a function's decorator ``name`` lists; empty where it has no such decorator."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             called = decorator.func

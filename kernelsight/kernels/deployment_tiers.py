@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.kernels.labels import FOREIGN, GPU_MEASURED, MEASURED, Label, component_rows, label_of
 from kernelsight.kernels.pack_contents import assumed_families
 
@@ -14,23 +15,24 @@ from kernelsight.kernels.pack_contents import assumed_families
 LEAST_SHARE = 0.02
 
 
+@produces("deployment_tiers")
 def tier_rows(
-    settings: pa.Table,
-    kernel_evidence: pa.Table,
-    coefficients: pa.Table,
+    deployment_settings: pa.Table,
     gpus: pa.Table,
     gpu_engines: pa.Table,
-    host_settings: pa.Table,
+    kernel_evidence: pa.Table,
+    eta_coefficients: pa.Table,
     corrections: pa.Table,
+    host_settings: pa.Table,
 ) -> list[dict[str, Any]]:
-    """Return the rows of ``deployment_tiers``, one for each of ``deployment_settings``."""
+    """Label of the kernels of each deployment over its step shapes, and what was not measured."""
     vendors = dict(zip(gpus["gpu"].to_pylist(), gpus["vendor"].to_pylist(), strict=True))
     says = {(row["gpu"], row["engine"]): row["says"] for row in gpu_engines.to_pylist()}
     hosts = dict(zip(*(host_settings[name].to_pylist() for name in ("deployment_id", "assumed")), strict=True))
     corrected = set(corrections["deployment_id"].to_pylist())
-    kernels, assumed = rows_of(kernel_evidence), assumed_families(coefficients)
+    kernels, assumed = rows_of(kernel_evidence), assumed_families(eta_coefficients)
     made = []
-    for row in settings.select(["deployment_id", "gpu", "engine", "tier"]).to_pylist():
+    for row in deployment_settings.select(["deployment_id", "gpu", "engine", "tier"]).to_pylist():
         name, gpu = row["deployment_id"], row["gpu"]
         own = kernels.get(name, [])
         label = _label(own) if own else Label(row["tier"], 0.0)
@@ -56,16 +58,24 @@ def tier_rows(
     return made
 
 
+@produces("deployment_evidence")
 def evidence_rows(
-    kernel_evidence: pa.Table, host_evidence: pa.Table, coefficients: pa.Table
-) -> Iterable[dict[str, Any]]:
-    """Return the rows of ``deployment_evidence``; ``host_evidence``: a row for each deployment."""
-    kernels, assumed = rows_of(kernel_evidence), assumed_families(coefficients)
+    kernel_evidence: pa.Table, host_evidence: pa.Table, eta_coefficients: pa.Table
+) -> list[dict[str, Any]]:
+    """Data behind each component of a deployment's steps, over its step shapes: kernels used, and host times."""
+    kernels, assumed = rows_of(kernel_evidence), assumed_families(eta_coefficients)
     made = []
     for host in host_evidence.to_pylist():
         rows = [*component_rows(kernels.get(host["deployment_id"], ()), assumed), {**host, "component": "host"}]
         made += [{"deployment_id": host["deployment_id"], **row} for row in rows]
     return made
+
+
+@produces("deployment_families")
+def families_of(kernel_evidence: pa.Table) -> pa.Table:
+    """Kernel families that each deployment launches."""
+    keys = ["deployment_id", "family"]
+    return kernel_evidence.group_by(keys).aggregate([]).sort_by([(key, "ascending") for key in keys])
 
 
 def rows_of(kernel_evidence: pa.Table) -> dict[str, list[dict[str, Any]]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.dataflow.python_nodes import produces
+
 # architecture of the constants that hold for GPUs of an architecture without its own
 ANY = "*"
 # constants of energy_constants that are shares of the board's limit, made columns <name>_w (watts), and those without
@@ -15,15 +17,16 @@ PLAIN = ("cap_sharpness", "clock_exponent")
 HALVES = ("power_log_half", "energy_log_half")
 
 
-def power_of_gpus(gpus: pa.Table, constants: pa.Table) -> pa.Table:
-    """Return ``gpu_power``: one row per GPU; columns ``*_w`` in watts.
+@produces("gpu_power")
+def power_of_gpus(gpus: pa.Table, energy_constants: pa.Table) -> pa.Table:
+    """Power of each GPU by constants of its architecture, else general ones, as shares of its limit.
 
-    ``gpus``: architecture, tdp_w, idle_w (null: the architecture's share of tdp_w); ``constants``:
-    ``energy_constants``, those of the architecture, else those of ANY. ``basis``: fitted (the GPU was measured),
+    ``gpus``: architecture, tdp_w, idle_w (null: the architecture's share of tdp_w); constants:
+    those of the architecture, else those of ANY. ``basis``: fitted (the GPU was measured),
     architecture (another GPU of its architecture was), estimated.
     """
     architectures, tdp_w = gpus["architecture"].to_pylist(), gpus["tdp_w"].to_numpy()
-    rows = {(row["architecture"], row["constant"]): row for row in constants.to_pylist()}
+    rows = {(row["architecture"], row["constant"]): row for row in energy_constants.to_pylist()}
     fitted = {name for (name, _), row in rows.items() if name != ANY and row["basis"] == "fitted"}
     measured = {name for row in rows.values() for name in (row.get("gpus") or "").split(",")}
     basis = [

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.array_expressions import evaluate
+from kernelsight.dataflow.generated_nodes import for_each
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
 from kernelsight.kernels.die_order import (
     REPEAT_NOISE,
@@ -68,6 +69,24 @@ def latencies(family: str, calls: pa.Table, tables: PricingTables, *, backend: s
     call_names = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     call_names = call_names.append_column("family", pa.repeat(family, calls.num_rows))
     return with_call_names(call_names, latency_columns(family, calls, tables, backend=backend))
+
+
+@for_each("family")
+def family_latencies(
+    family_calls: pa.Table,
+    deployment_settings: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
+    dies: pa.Table,
+    gpu_power: pa.Table,
+    *,
+    family: str,
+) -> pa.Table:
+    """Latencies of {family}."""
+    facts = (gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power)
+    return latencies(family, family_calls, PricingTables(deployment_settings, *facts))
 
 
 def with_call_names(call_names: pa.Table, computed: pa.Table) -> pa.Table:

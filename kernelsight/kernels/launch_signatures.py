@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.kernels.families import launched
 
 if TYPE_CHECKING:
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
 PRICED_BY = ("tier", "moe_backend", "power_limit_w")
 
 
+@reads("family_calls")
+@produces("launch_signatures")
 def signatures_of(
-    settings: pa.Table,
+    deployment_settings: pa.Table,
     step_shapes: pa.Table,
     sharded_layers: pa.Table,
     layer_weights: pa.Table,
     gpu_formats: pa.Table,
+    *,
     read: Reader,
 ) -> pa.Table:
-    """Return ``launch_signatures`` of the deployments that have step shapes; ``read``: the nodes' call tables.
+    """Launch signatures: deployments that launch the same kernels at the same step shapes share one.
 
     A setting that no lowering query names changes no call. Where a call table is given, every deployment has a
     signature of its own.
@@ -39,7 +43,7 @@ def signatures_of(
         contents = pa.nulls(len(names), pa.string())
         return pa.table({"deployment_id": names, "signature_id": names, "content": contents})
     words = set(re.findall(r"\w+", " ".join(map(read.query_of, read.tables)))) - {"deployment_id", "gpu"}
-    launch_keys = _launch_keys(settings, sharded_layers, layer_weights, gpu_formats, {*words, *PRICED_BY})
+    launch_keys = _launch_keys(deployment_settings, sharded_layers, layer_weights, gpu_formats, {*words, *PRICED_BY})
     runs = pc.run_end_encode(step_shapes["deployment_id"].combine_chunks())
     stops = runs.run_ends.to_numpy()
     columns = [step_shapes[name].combine_chunks() for name in ("part", "x", "y", "step_shape_id")]

@@ -7,7 +7,7 @@ kinks, where another limit takes over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.kernels.compiled_jax import compiled
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns, is_read
 from kernelsight.kernels.latency import columns_read, kernel_of
+from kernelsight.kernels.launch_signatures import launched_families
 from kernelsight.kernels.limited_power import CallFacts, PowerLimits, power_limits
 from kernelsight.kernels.network import BY_NODE
 from kernelsight.kernels.prepared_calls import (
@@ -73,18 +75,33 @@ class MovedHardware(NamedTuple):
     has_fact: np.ndarray  # (GPUs, facts): whether the GPU states the fact
 
 
-def sensitivities_of_families(families: Sequence[str], tables: PricingTables, read: Reader) -> pa.Table:
-    """Return ``kernel_sensitivities`` of families, a row per call and fact; ``read``: reads their call tables."""
-    tables_of_families = []
-    for family in families:
+@reads("family_calls")
+@produces("kernel_sensitivities")
+def sensitivities_of_families(
+    deployment_settings: pa.Table,
+    sharded_layers: pa.Table,
+    layer_weights: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
+    dies: pa.Table,
+    gpu_power: pa.Table,
+    *,
+    read: Reader,
+) -> pa.Table:
+    """Elasticity of each kernel's latency by the facts of its GPU: derivatives of the kernel model, by JAX."""
+    facts = (gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power)
+    tables, tables_of_families = PricingTables(deployment_settings, *facts), []
+    for family in launched_families(deployment_settings, sharded_layers, layer_weights):
         columns = read.columns_of(f"{family}_calls")
         wanted = {*columns_read(family, columns), "step_shape_id", "call"} - {"gpu", "engine"}
         calls = read(f"{family}_calls", sorted(wanted))
         if calls.num_rows:
-            settings = tables.settings
-            setting_row = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
+            owners = deployment_settings["deployment_id"].combine_chunks()
+            setting_row = pc.index_in(calls["deployment_id"], owners)
             for name in ("gpu", "engine"):
-                calls = calls.append_column(name, settings[name].take(setting_row))
+                calls = calls.append_column(name, deployment_settings[name].take(setting_row))
             tables_of_families.append(kernel_sensitivities_of(family, calls, tables))
     return pa.concat_tables(tables_of_families) if tables_of_families else NO_ROWS
 

@@ -6,7 +6,7 @@ made. Times are summed in whole picoseconds, so that no order of rows changes a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.caches.memory_cache import LruCache, memoised
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.knot_costs import KernelTimes, KnotCosts, LaunchGroups
 from kernelsight.kernels.labels import MEASURED
@@ -42,31 +43,39 @@ class SignatureCosts(NamedTuple):
     rests: list[tuple[str, str, str, np.ndarray]]  # family, tier, evidence, picoseconds at knots
 
 
+@reads("kernel_latencies", "family_latencies", "family_calls")
+@produces("step_costs", "kernel_evidence", "step_cost_shares", "knot_evidence")
 def step_costs_of(
     step_shapes: pa.Table,
-    signatures: pa.Table,
-    settings: pa.Table,
+    launch_signatures: pa.Table,
+    deployment_settings: pa.Table,
     sharded_layers: pa.Table,
     layer_weights: pa.Table,
-    facts: Sequence[pa.Table],
-    corrections: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
+    eta_coefficients: pa.Table,
+    kernel_implementations: pa.Table,
+    dies: pa.Table,
+    gpu_power: pa.Table,
+    knot_corrections: pa.Table,
+    *,
     read: Reader,
+    wanted: frozenset[str],
     threads: int | None,
-    wanted: Collection[str],
 ) -> dict[str, pa.Table]:
-    """Return ``step_costs`` of knots that launch a kernel, in the order of ``step_shapes``, and ``kernel_evidence``.
+    """GPU time of each step shape (knot): its kernels' latencies added up; and the evidence for them.
 
-    ``facts``: gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power; ``corrections``:
-    ``knot_corrections``; ``read``: reads call tables by family, and latencies where they are given; ``threads``: number
-    of threads that price calls; ``wanted``: further tables: ``step_cost_shares``, for which calls are priced on faster
-    GPUs too, and ``knot_evidence``.
+    ``read``: reads call tables by family, and latencies where they are given; ``threads``: number of threads that price
+    calls; ``wanted``: further tables: ``step_cost_shares``, for which calls are priced on faster GPUs too, and
+    ``knot_evidence``.
     """
-    deployment_tables = (step_shapes, signatures, settings, sharded_layers, layer_weights)
+    facts = (gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power)
+    deployment_tables = (step_shapes, launch_signatures, deployment_settings, sharded_layers, layer_weights)
     shares = "step_cost_shares" in wanted
     costs, rests = _costs(*deployment_tables, facts, read, threads, shares)
     knots = step_shapes.filter(pc.not_equal(step_shapes["part"], "whole"))
     knots = knots.select(["deployment_id", "part", "step_shape_id", "x", "y"])
-    knot_costs = _corrected(_at_knots(knots, costs), knots, corrections)
+    knot_costs = _corrected(_at_knots(knots, costs), knots, knot_corrections)
     launching = np.flatnonzero(knot_costs.launches)
     kept = knots if launching.size == knots.num_rows else knots.take(pa.array(launching))
     kept = kept.append_column("gpu_us", pa.array(knot_costs.picoseconds[launching] / 1e6))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.contract import as_arrow
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput
@@ -30,8 +31,9 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@produces("corrections")
 def corrections_of(deployment_settings: pa.Table, log_corrections: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of ``corrections``: for each deployment, the rows of ``log_corrections`` with its fingerprint."""
+    """Factors on kernels and additional host time of each deployment."""
     by_fingerprint: dict[str, list[dict[str, Any]]] = {}
     for row in log_corrections.to_pylist():
         by_fingerprint.setdefault(row["fingerprint"], []).append(row)

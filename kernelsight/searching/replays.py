@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.replay import replay
@@ -18,10 +19,15 @@ from kernelsight.searching.search_tables import TABLES, SearchRows, search_rows
 from kernelsight.searching.targets import Target, target_of, truth_of
 
 
+@produces("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")
 def replayed(
-    search_scenarios: pa.Table, kernel_candidates: pa.Table, kernel_measurements: pa.Table, wanted: Collection[str]
+    search_scenarios: pa.Table,
+    kernel_candidates: pa.Table,
+    kernel_measurements: pa.Table,
+    *,
+    wanted: frozenset[str],
 ) -> dict[str, pa.Table]:
-    """Replay all searches and return their tables by name; forecasts only where they are ``wanted``."""
+    """Search kernels, every scenario replayed on the measurements of its GPU."""
     tables: dict[str, list[Any]] = {name: [] for name in TABLES}
     with one_blas_thread():
         for course in replays(search_scenarios, kernel_candidates, kernel_measurements, "kernel_forecasts" in wanted):

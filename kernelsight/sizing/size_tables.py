@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.measure.families import FAMILIES
 from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.flags import ALIASES
@@ -37,19 +36,31 @@ if TYPE_CHECKING:
 
     from kernelsight.dataflow.session import Session
 
-TABLES = ("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours")
 Rows = dict[str, list[dict[str, Any]]]
 
 
-def size_tables(questions: pa.Table, fork: Callable[[], Session], report: Callable[[str], None]) -> dict[str, pa.Table]:
-    """Answer every question, and return TABLES by name; InvalidInput: a question cannot be answered."""
+@reads(
+    *("step_costs", "deployment_faults", "deployment_tiers", "memory_plan", "resource_gains", "scenario_intervals"),
+    *("kernel_latencies", "kernel_breakdown", "scenario_tiers", "scenario_evidence"),
+)
+@produces(
+    *("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours"),
+)
+def size_tables(size_questions: pa.Table, *, fork: Callable[[], Session], report: Callable[[str], None]) -> Rows:
+    """Search GPUs, parallel sizes and settings for the cheapest deployment of each question, at steady rates.
+
+    InvalidInput: a question cannot be answered.
+    """
     tables: Rows = {name: [] for name in TABLES}
-    for row in questions.to_pylist():
+    for row in size_questions.to_pylist():
         with fork() as session:
             answer = _answer_rows(session, question_of(row), report)
         for name, rows in answer.items():
             tables[name] += [{"question_id": row["question_id"], **answer_row} for answer_row in rows]
-    return {name: as_table(contracts()[name], rows) for name, rows in tables.items()}
+    return tables
+
+
+TABLES = size_tables.produces
 
 
 def _answer_rows(session: Session, question: Question, report: Callable[[str], None]) -> Rows:

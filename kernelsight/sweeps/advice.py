@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.errors import unknown
 from kernelsight.scenario.alternatives import alternatives
 from kernelsight.scenario.plan import give_plan, plan_rows
@@ -26,19 +25,25 @@ COLUMNS = {"tensor_parallel_size": "tp", "data_parallel_size": "dp", "quantizati
 LEAST_GAIN = 0.01
 
 
+@produces("setting_advice")
 def advice_rows(
-    questions: pa.Table, scenarios: pa.Table, summary: pa.Table, settings: pa.Table, fork: Callable[[], Session]
-) -> pa.Table:
-    """Return ``setting_advice``: the changes of one setting that help each scenario, the best first.
+    advice_questions: pa.Table,
+    scenarios: pa.Table,
+    scenario_summary: pa.Table,
+    deployment_settings: pa.Table,
+    *,
+    fork: Callable[[], Session],
+) -> list[dict[str, Any]]:
+    """Simulate each scenario with one setting changed, on the same requests: the changes that help.
 
     A change helps if it shortens mean E2E latency by 1 % or more, or raises the throughput of a GPU by as much without
     a longer E2E; changes that cannot run are dropped. The changes of all scenarios are simulated in one call.
     """
-    settings_of = {row["deployment_id"]: row for row in settings.to_pylist()}
+    settings_of = {row["deployment_id"]: row for row in deployment_settings.to_pylist()}
     planned = {row["scenario_id"]: row for row in scenarios.to_pylist()}
-    before = {row["scenario_id"]: row for row in summary.to_pylist()}
+    before = {row["scenario_id"]: row for row in scenario_summary.to_pylist()}
     changed: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
-    for row in questions.to_pylist():
+    for row in advice_questions.to_pylist():
         name, flags = row["scenario_id"], read_flags(row, "advice_questions", "flags")
         if name not in before:
             raise unknown("scenario", name, before, "The table scenarios lists them.")
@@ -50,9 +55,9 @@ def advice_rows(
         if after is not None and (gains := _gains(before[name], after)):
             deployed = settings_of[before[name]["deployment_id"]]
             rows.append(_row(before[name], after, change, _value_before(change, deployed, planned[name])) | gains)
-    order = {name: number for number, name in enumerate(questions["scenario_id"].to_pylist())}
+    order = {name: number for number, name in enumerate(advice_questions["scenario_id"].to_pylist())}
     rows.sort(key=lambda row: (order[row["scenario_id"]], -max(row["e2e_gain"], row["throughput_gain"])))
-    return as_table(contracts()["setting_advice"], rows)
+    return rows
 
 
 def _summaries(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -> list[dict[str, Any] | None]:

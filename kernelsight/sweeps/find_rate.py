@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number
 from kernelsight.scenario.corrections import refuse_unused_corrections
@@ -30,15 +31,19 @@ FIRST_RATE = 1.0
 NOT_IN_GRID = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "concurrency_ramp_s")
 
 
-def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callable[[str], None]) -> dict[str, pa.Table]:
-    """Return ``found_rates`` and ``rate_statistics`` of every question; InvalidInput: a question cannot be answered.
+@reads("step_costs", "deployment_faults", "scenario_summary", "scenario_intervals")
+@produces("found_rates", "rate_statistics")
+def rate_tables(
+    rate_questions: pa.Table, *, fork: Callable[[], Session], report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Search the highest request rate that keeps the objectives of each question, by simulations of several seeds.
 
     Questions with equal objectives are one grid: their deployments are planned and priced together.
     """
     from kernelsight.catalog.tables import contracts
     from kernelsight.dataflow.rows import as_table
 
-    questions_read = [(row["question_id"], *question_of(row)) for row in questions.to_pylist()]
+    questions_read = [(row["question_id"], *question_of(row)) for row in rate_questions.to_pylist()]
     grids: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for question_id, flags, grid in questions_read:
         grids.setdefault(repr(grid), []).append((question_id, flags))
@@ -60,7 +65,7 @@ def rate_tables(questions: pa.Table, fork: Callable[[], Session], report: Callab
     figures = [row for name in names for row in statistics[name]]
     return {
         "found_rates": with_costs(rates.drop_columns(list(COSTS.values()))),
-        "rate_statistics": as_table(contracts()["rate_statistics"], figures),
+        "rate_statistics": figures,
     }
 
 

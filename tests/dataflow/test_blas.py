@@ -8,7 +8,7 @@ import inspect
 import scipy.linalg  # noqa: F401  brings a BLAS of its own
 from threadpoolctl import ThreadpoolController
 
-from kernelsight.comparison import nodes
+from kernelsight.comparison import causes_by_evidence, explanation, log_pairs
 from kernelsight.dataflow.blas import one_blas_thread
 
 
@@ -29,7 +29,8 @@ def test_every_library_is_limited_within_and_restored_after() -> None:
 def test_nodes_that_solve_small_systems_run_on_one_thread() -> None:
     limited = {
         node.name
-        for node in ast.walk(ast.parse(inspect.getsource(nodes)))
+        for module in (causes_by_evidence, explanation, log_pairs)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.FunctionDef) and "one_blas_thread()" in ast.unparse(node)
     }
-    assert limited == {"log_incidents", "causes", "log_explanations", "log_changes"}
+    assert limited == {"incident_rows", "cause_rows", "explanation_tables", "change_rows"}

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.generated_nodes import for_each
 
 @for_each("fruit")
-def _fruit_costs(fruit_sales, prices, *, fruit):
+def fruit_costs(fruit_sales, prices, *, fruit):
     """Costs of {fruit}."""
     each = dict(prices.to_pylist()[0])[fruit]
     return fruit_sales.append_column("euros", pc.multiply(fruit_sales["kg"], each))
@@ -56,7 +56,7 @@ def test_each_member_has_its_tables_and_a_query_reads_them_all(tmp_path: Path, m
     market.validate({"prices", "apple_sales", "pear_sales"})
     node = market.node("apple_costs")
     assert (node.names, node.inputs, node.doc) == (("apple_costs",), ("apple_sales", "prices"), "Costs of red fruit.")
-    assert node.label == "market_nodes._fruit_costs[apple]"
+    assert node.label == "market_nodes.fruit_costs[apple]"
     assert market.node("costs").inputs == ("apple_costs", "apple_sales", "pear_costs", "pear_sales")
     assert "market_nodes" not in sys.modules
     with Session(market) as session:
@@ -83,7 +83,7 @@ def test_a_column_that_names_the_member_is_kept(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "head",
-    ["def _fruit_costs(fruit_sales, fruit):", "def _costs_of(fruit_sales, *, fruit):", "def _fruit_costs(a, *, b):"],
+    ["def fruit_costs(fruit_sales, fruit):", "def _costs_of(fruit_sales, *, fruit):", "def _fruit_costs(a, *, b):"],
 )
 def test_a_function_that_does_not_take_its_member_is_refused(
     head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,5 +93,5 @@ def test_a_function_that_does_not_take_its_member_is_refused(
         {head}
             ...
     """)
-    with pytest.raises(InvalidInput, match="market_nodes.py: _.* cannot make a table of each fruit: name it _fruit_"):
+    with pytest.raises(InvalidInput, match="market_nodes.py: .* cannot make a table of each fruit: name it fruit_"):
         graph(tmp_path, monkeypatch, nodes).node("apple_costs")

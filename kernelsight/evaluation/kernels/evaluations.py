@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kernelsight import laboratory
-from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.evaluation.kernels import predict
 from kernelsight.evaluation.kernels.evaluate import evaluate
 from kernelsight.evaluation.kernels.few_shot import PointBudget, rows_after_points
@@ -38,18 +37,19 @@ def row_of_split(split: Split, points: PointBudget | None, **others: Any) -> dic
     }
 
 
-def evaluation_tables(evaluations: pa.Table) -> dict[str, pa.Table]:
-    """Return the TABLES of rows of ``kernel_evaluations``, by name: one report per row, and its scores.
+@produces("kernel_evaluation_reports", "kernel_scores")
+def evaluation_tables(kernel_evaluations: pa.Table) -> dict[str, list[dict[str, Any]]]:
+    """Fit kernel models on some GPUs, and score them and baselines on others: reports and scores.
 
     InvalidInput, UnknownName: an evaluation that cannot be made, as ``evaluate`` says.
     """
     reports, scores = [], []
-    for row in evaluations.to_pylist():
+    for row in kernel_evaluations.to_pylist():
         key = {"evaluation_id": row["evaluation_id"]}
         report = _gpu_report(row)
         reports.append(key | {"report": object_text(report)})
         scores += [key | score for score in score_rows(report)]
-    return {name: as_table(contracts()[name], rows) for name, rows in zip(TABLES, (reports, scores), strict=True)}
+    return {"kernel_evaluation_reports": reports, "kernel_scores": scores}
 
 
 def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kernelsight import laboratory
-from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.rows import as_table
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.measured_runs import Runs
 from kernelsight.evaluation.runs.replays import SHIPPED, FitLevels, replay
@@ -27,8 +26,12 @@ COMPARED = ("ttft_mean", "tpot_mean", "throughput")
 SHOWN = ("run_id", "status", "fitting", "is_moe", "ttft_mean_ms", "tpot_mean_ms")
 
 
-def backtest_tables(backtests: pa.Table, measured_runs: pa.Table, fork: Callable[[], Session]) -> dict[str, pa.Table]:
-    """Return the TABLES of all backtests, by name.
+@reads("recipes", "serving_spread", "scenario_summary", "scenario_intervals", "kernel_breakdown")
+@produces("backtest_reports", "backtest_scores", "replayed_runs")
+def backtest_tables(
+    backtests: pa.Table, measured_runs: pa.Table, *, fork: Callable[[], Session]
+) -> dict[str, list[dict[str, Any]]]:
+    """Simulate measured runs, and score their TTFT, TPOT and throughput: reports and scores of backtests.
 
     ``fork``: returns a session for each. InvalidInput: none of a backtest's runs can be simulated.
     """
@@ -40,7 +43,7 @@ def backtest_tables(backtests: pa.Table, measured_runs: pa.Table, fork: Callable
         tables["backtest_reports"].append(key | {"report": object_text(report)})
         tables["backtest_scores"] += [key | row_values for row_values in _score_rows(report)]
         tables["replayed_runs"] += [key | _run_row(row_values) for row_values in replayed]
-    return {name: as_table(contracts()[name], rows) for name, rows in tables.items()}
+    return tables
 
 
 def _report_and_runs(

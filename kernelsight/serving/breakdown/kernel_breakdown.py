@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.lookup import rows_by_key
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.dataflow.sums import WholeSums, rounded
 from kernelsight.kernels.string_columns import combinations, strings_of
 from kernelsight.serving.breakdown.knot_kernels import COLLECTIVES
@@ -44,33 +45,34 @@ class Spent(NamedTuple):
     uses: np.ndarray  # uses of knots
 
 
+@produces("kernel_breakdown")
 def breakdown_of(
-    uses: pa.Table,
-    latencies: pa.Table,
-    settings: pa.Table,
+    step_cost_uses: pa.Table,
+    kernel_latencies: pa.Table,
+    deployment_settings: pa.Table,
     gpu_power: pa.Table,
-    corrections: pa.Table,
+    knot_corrections: pa.Table,
     scenario_energy: pa.Table,
 ) -> pa.Table:
-    """Return ``kernel_breakdown``, within each phase of a scenario the kernel with the most time first.
+    """GPU time and energy of each scenario by kernel: the kernels of every knot, weighted by the knot's uses.
 
     ``uses``: ``step_cost_uses``; ``latencies``: ``kernel_latencies``; ``corrections``: ``knot_corrections``.
     """
-    owners = pc.unique(latencies["deployment_id"])
-    ids = [table["step_shape_id"].to_numpy() for table in (uses, latencies, corrections)]
+    owners = pc.unique(kernel_latencies["deployment_id"])
+    ids = [table["step_shape_id"].to_numpy() for table in (step_cost_uses, kernel_latencies, knot_corrections)]
     size = max(int(shape_id.max(initial=0)) for shape_id in ids) + 1
     used_key, latency_key, corrected_key = (
         pc.fill_null(pc.index_in(table["deployment_id"], owners), len(owners)).to_numpy().astype(np.int64) * size
         + shape_id
-        for table, shape_id in zip((uses, latencies, corrections), ids, strict=True)
+        for table, shape_id in zip((step_cost_uses, kernel_latencies, knot_corrections), ids, strict=True)
     )
-    kernels, kernel = combinations(latencies, ["family", "name", "bound"])
-    phases, phase = combinations(uses, ["scenario_id", "phase"])
-    factors = _factors(latencies, latency_key, corrections, corrected_key)
-    knots = _knots(latencies, kernel, latency_key, factors, settings, gpu_power)
+    kernels, kernel = combinations(kernel_latencies, ["family", "name", "bound"])
+    phases, phase = combinations(step_cost_uses, ["scenario_id", "phase"])
+    factors = _factors(kernel_latencies, latency_key, knot_corrections, corrected_key)
+    knots = _knots(kernel_latencies, kernel, latency_key, factors, deployment_settings, gpu_power)
     cells = len(phases) * len(kernels)
     spent = Spent(WholeSums(cells), WholeSums(cells), WholeSums(cells), np.zeros(cells), np.zeros(cells))
-    weight = uses["weight"].to_numpy()
+    weight = step_cost_uses["weight"].to_numpy()
     for use, row in launched_pairs(used_key, knots.key):
         _add(spent, phase[use] * len(kernels) + knots.kernel[row], weight[use], knots, row)
     return _rows(phases, kernels, spent, scenario_energy)

@@ -6,21 +6,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.serving.breakdown.knot_kernels import KnotKernels
+from kernelsight.dataflow.python_nodes import produces
+from kernelsight.serving.breakdown.knot_kernels import knot_kernels
 from kernelsight.serving.breakdown.step_kernels import StepKernels, step_kernels
 
 COLUMNS = ("scenario_id", "window", "phase", "family", "name", "start_s", "end_s", "calls", "total_us")
 
 
+@produces("kernel_breakdown_over_time")
 def kernels_over_time(
     steps: pa.Table,
     step_cost_uses: pa.Table,
     replica_totals: pa.Table,
-    deployment_settings: pa.Table,
     serving_windows: pa.Table,
-    knots: dict[str, KnotKernels],
+    deployment_settings: pa.Table,
+    kernel_latencies: pa.Table,
+    step_shapes: pa.Table,
+    knot_corrections: pa.Table,
 ) -> pa.Table:
-    """Return ``kernel_breakdown_over_time`` of every scenario; windows without a kernel have no row."""
+    """Where the GPU time went, window by window: the kernels of each step."""
+    knots = knot_kernels(kernel_latencies, step_shapes, knot_corrections)
     sums: dict[tuple[str, str, str, str], list[np.ndarray]] = {}
     edges: dict[str, np.ndarray] = {}
     start, end = (steps[name].to_numpy().astype(float) for name in ("start_ns", "end_ns"))

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.kernels.knot_costs import RELIEF
 from kernelsight.serving.costs.cuda_graphs import captured_sizes
 
@@ -147,31 +148,32 @@ def within_reach(
     return cut
 
 
+@produces("step_shapes")
 def knot_shapes(
-    settings: pa.Table,
-    faults: pa.Table,
+    deployment_settings: pa.Table,
+    deployment_faults: pa.Table,
     kv_layout: pa.Table,
     models: pa.Table,
-    implementations: pa.Table,
-    reach: pa.Table,
+    kernel_implementations: pa.Table,
+    deployment_reach: pa.Table,
 ) -> pa.Table:
-    """Return ``step_shapes`` of every deployment without a fault; ids number all its knots, within reach or not.
+    """Step shapes of each deployment that can run: the knots between which step costs are interpolated.
 
-    ``reach`` (``deployment_reach``): attention knots beyond it are left out; a deployment without a row has no knots.
+    Attention knots beyond ``deployment_reach`` are left out; a deployment without a row has no knots.
     """
-    broken = set(faults["deployment_id"].to_pylist())
+    broken = set(deployment_faults["deployment_id"].to_pylist())
     windows = dict(zip(kv_layout["deployment_id"].to_pylist(), kv_layout["window_tokens"].to_pylist(), strict=True))
     selections = dict(zip(models["model"].to_pylist(), models["index_top_k"].to_pylist(), strict=True))
     hidden = dict(zip(models["model"].to_pylist(), models["hidden"].to_pylist(), strict=True))
-    switches_bytes = _switches_bytes(implementations)
-    limits = zip(*(reach[name].to_pylist() for name in ("deployment_id", "requests", "tokens")), strict=True)
+    switches_bytes = _switches_bytes(kernel_implementations)
+    limits = zip(*(deployment_reach[name].to_pylist() for name in ("deployment_id", "requests", "tokens")), strict=True)
     reaches = {name: Reach(requests or EVERYTHING, tokens or EVERYTHING) for name, requests, tokens in limits}
     names = (
         *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
         *("query_tokens", "lock_step"),
     )
     tables, shapes_of_axes = [], {}
-    rows = zip(*(settings[name].to_pylist() for name in names), strict=True)
+    rows = zip(*(deployment_settings[name].to_pylist() for name in names), strict=True)
     for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step in rows:
         if deployment in broken or deployment not in reaches:
             continue

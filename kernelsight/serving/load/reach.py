@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.scenario.scenario_rows import with_drafts
 from kernelsight.serving.costs.knots import Reach
 from kernelsight.serving.load.requests import spans_of_loads
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.node_runs import Reader
+
+
+@reads("scenarios", "scenario_loads", "load_requests")
+@produces("deployment_reach")
+def reach_of_loads(deployments: pa.Table, *, read: Reader) -> pa.Table:
+    """Largest batch and longest request of the loads of each deployment; unbounded without scenarios."""
+    if read.is_available("scenarios"):
+        return reach_of(*(read(name, read.columns_of(name)) for name in read.tables), deployments)
+    # knots then go up to the limits of the engine
+    unset = pa.nulls(deployments.num_rows, pa.int64())
+    return pa.table({"deployment_id": deployments["deployment_id"], "requests": unset, "tokens": unset})
 
 
 def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Table, deployments: pa.Table) -> pa.Table:
@@ -37,12 +53,6 @@ def reach_of(scenarios: pa.Table, scenario_loads: pa.Table, load_requests: pa.Ta
             "tokens": pa.array([reach.tokens for reach in reaches.values()], pa.int64()),
         }
     )
-
-
-def unbounded_reach(deployments: pa.Table) -> pa.Table:
-    """Return ``deployment_reach`` without bounds: knots then go up to the limits of the engine."""
-    unset = pa.nulls(deployments.num_rows, pa.int64())
-    return pa.table({"deployment_id": deployments["deployment_id"], "requests": unset, "tokens": unset})
 
 
 def _load_reaches(load_requests: pa.Table) -> Mapping[str, Reach]:

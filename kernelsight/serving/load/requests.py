@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from kernelsight import errors
 from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.array_expressions import in_one_piece
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.scenario.load_rules import RAMP_UP, distribution, first_fault, flags_set
 from kernelsight.serving.load.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
 from kernelsight.serving.load.conversations import (
@@ -57,8 +58,9 @@ class Loads(NamedTuple):
     load_dependencies: pa.Table
 
 
+@produces("scenario_loads")
 def loads_of(scenarios: pa.Table) -> pa.Table:
-    """Return ``scenario_loads``: scenarios with equal load columns share a load, named after the first of them.
+    """Which scenarios share a load: equal arrivals and lengths.
 
     ``scenarios``: columns that it lacks are read as null. The value of max_concurrency changes neither arrivals nor
     lengths: closed loops that differ in it alone share a load.
@@ -72,6 +74,15 @@ def loads_of(scenarios: pa.Table) -> pa.Table:
     rows = zip(*columns, strict=True) if columns else [()] * len(names)
     loads = [firsts.setdefault(row, name) for name, row in zip(names, rows, strict=True)]
     return pa.table({"scenario_id": pa.array(names, pa.string()), "load_id": pa.array(loads, pa.string())})
+
+
+@produces("load_requests", "load_dependencies")
+def distinct_loads(scenarios: pa.Table, scenario_loads: pa.Table) -> dict[str, pa.Table]:
+    """The requests of each different load, and which wait for which: read from its trace, or drawn."""
+    firsts = pc.equal(scenario_loads["scenario_id"], scenario_loads["load_id"])
+    loads = scenarios.rename_columns({"scenario_id": "load_id"})
+    distinct = loads.filter(pc.is_in(loads["load_id"], scenario_loads.filter(firsts)["load_id"].combine_chunks()))
+    return draw_loads(distinct)._asdict()
 
 
 def draw_loads(loads: pa.Table) -> Loads:
@@ -168,8 +179,9 @@ def _dependency_rows(load_ids: pa.ChunkedArray, waits: list[Dependencies], warmu
     return pa.concat_tables(pieces)
 
 
+@produces("requests")
 def requests_of(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
-    """Return ``requests``: the requests of each scenario's load, scenarios in their order."""
+    """The requests of each scenario: those of its load."""
     spans = spans_of_loads(load_requests)
     names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
     load_spans = [spans.get(load, (0, 0)) for load in loads]
@@ -182,8 +194,9 @@ def requests_of(scenario_loads: pa.Table, load_requests: pa.Table) -> pa.Table:
     return requests.drop_columns(["load_id"]).add_column(0, "scenario_id", ids)
 
 
+@produces("request_dependencies")
 def dependencies_of(scenario_loads: pa.Table, load_dependencies: pa.Table) -> pa.Table:
-    """Return ``request_dependencies``: the dependencies of each scenario's load, scenarios in their order."""
+    """Which requests of each scenario wait for which: those of its load."""
     spans = spans_of(load_dependencies["load_id"])
     names, loads = (scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id"))
     load_spans = [(name, *spans[load]) for name, load in zip(names, loads, strict=True) if load in spans]

@@ -7,15 +7,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.lookup import rows_by_key, sorted_by
+from kernelsight.dataflow.python_nodes import produces
 
 ORDER = ("scenario_id", "replica", "window")
 COUNTS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_up_tokens")
 
 
-def means_of_windows(windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
-    """Return ``cache_over_time``: a row for each of ``serving_windows`` that lasts longer than 0, in ``ORDER``."""
-    windows = windows.filter(pc.greater(windows["end_ns"], windows["start_ns"]))
-    windows = sorted_by(windows, *ORDER)
+@produces("cache_over_time")
+def means_of_windows(serving_windows: pa.Table, memory_plan: pa.Table) -> pa.Table:
+    """KV use, prefix-cache hits and the batch of each replica over time: means over windows, including idle time."""
+    lasting = pc.greater(serving_windows["end_ns"], serving_windows["start_ns"])
+    windows = sorted_by(serving_windows.filter(lasting), *ORDER)
     values_of = {name: windows[name].to_numpy() for name in windows.column_names if windows[name].type != pa.string()}
     span_us = (values_of["end_ns"] - values_of["start_ns"]) / 1e3
     plans = rows_by_key(memory_plan, "deployment_id", windows["deployment_id"].combine_chunks())

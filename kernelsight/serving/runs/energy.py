@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.kernels.energy import held
 from kernelsight.kernels.string_columns import positions
 
@@ -29,18 +29,19 @@ class Drawn(NamedTuple):
     idle_j: np.ndarray
 
 
+@produces("scenario_energy")
 def energy_of(
     replica_totals: pa.Table,
     request_statistics: pa.Table,
     scenarios: pa.Table,
     deployment_settings: pa.Table,
     gpu_power: pa.Table,
-    transfers_j: Mapping[str, float],
+    gpus: pa.Table,
+    kv_tier_totals: pa.Table,
+    kv_tier_settings: pa.Table,
 ) -> pa.Table:
-    """Return ``scenario_energy`` of the scenarios that were served; null where the energy of a kernel is unknown.
-
-    ``transfers_j``: joules of GPUs for transfers to and from KV tiers, by scenario; only of scenarios with tiers.
-    """
+    """Energy of all GPUs of each scenario, its mean power, and energy and carbon of what was served."""
+    transfers_j = energy_of_transfers(kv_tier_totals, kv_tier_settings, deployment_settings, gpu_power, gpus)
     encoded = replica_totals["scenario_id"].combine_chunks().dictionary_encode()
     names, number = encoded.dictionary, encoded.indices.to_numpy()
     first, last = (replica_totals[name].to_numpy().astype(float) for name in ("first_ns", "last_ns"))

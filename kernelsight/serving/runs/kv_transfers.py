@@ -9,20 +9,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.lookup import sorted_by
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.number_format import number
 from kernelsight.serving.runs.simulation_inputs import by_key
 
 FABRIC = "infiniband_ndr"  # of scenarios without kv_transfer_fabric
 
 
+@produces("kv_transfers")
 def transfer_rows(
-    scenarios: pa.Table, settings: pa.Table, kv_layout: pa.Table, fabrics: pa.Table
+    scenarios: pa.Table, deployment_settings: pa.Table, kv_layout: pa.Table, fabrics: pa.Table
 ) -> list[dict[str, Any]]:
-    """Return rows of ``kv_transfers``, sorted by scenario: each GPU sends its bytes over one port."""
+    """Time to transfer a prompt's KV cache from a prefill to a decode replica: bytes per GPU over one port each."""
     sent = sorted_by(scenarios.filter(pc.is_valid(scenarios["prefill_deployment_id"])), "scenario_id")
     if not sent.num_rows:
         return []
-    deployments, layouts = by_key(settings, "deployment_id"), by_key(kv_layout, "deployment_id")
+    deployments, layouts = by_key(deployment_settings, "deployment_id"), by_key(kv_layout, "deployment_id")
     ports, transfer_of_key, rows = by_key(fabrics, "fabric"), {}, []
     names = ("scenario_id", "deployment_id", "prefill_deployment_id", "kv_transfer_fabric")
     for scenario, *sides, fabric in zip(*(sent[name].to_pylist() for name in names), strict=True):

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
@@ -13,10 +14,13 @@ from kernelsight.serving.engine.host import front_end_of
 OBJECTIVES = ("goodput_ttft_ms", "goodput_tpot_ms", "goodput_e2el_ms")
 
 
-def metrics_of(request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, settings: pa.Table) -> pa.Table:
-    """Return ``request_metrics`` of the finished requests that are no warm-ups, in the order of the events.
+@produces("request_metrics")
+def metrics_of(
+    request_events: pa.Table, scenarios: pa.Table, host_settings: pa.Table, deployment_settings: pa.Table
+) -> pa.Table:
+    """Latencies of each finished request, as benchmark clients define them; without warm-ups.
 
-    ``host_settings``, ``settings`` (``deployment_settings``): for the front-end time of each scenario's engines.
+    ``host_settings``, ``deployment_settings``: for the front-end time of each scenario's engines.
     """
     counted = pc.and_(pc.equal(request_events["status"], "finished"), pc.invert(request_events["warmup"]))
     events = request_events if pc.all(counted).as_py() else request_events.filter(counted)
@@ -24,7 +28,7 @@ def metrics_of(request_events: pa.Table, scenarios: pa.Table, host_settings: pa.
         events[f"{name}_ns"].to_numpy() for name in ("sent", "scheduled", "first_token", "finish")
     )
     outputs = events["output_tokens"].to_numpy()
-    front_end = _front_end_ns(events, scenarios, host_settings, settings)
+    front_end = _front_end_ns(events, scenarios, host_settings, deployment_settings)
     single_token = outputs <= 1
     tpot = client_metrics.tpot_ms(first, finish, np.where(single_token, 2, outputs))
     ttft, e2e = client_metrics.ttft_ms(sent, first), client_metrics.e2e_ms(sent, finish)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.lookup import rows_by_key, sorted_by
+from kernelsight.dataflow.python_nodes import produces
 
 TIMES = tuple(f"{metric}_{name}_ms" for metric in ("ttft", "tpot", "e2e") for name in ("mean", "p50", "p90", "p99"))
 RATES = {"output_throughput": "output_tokens", "request_throughput": "completed"}
@@ -22,26 +23,30 @@ ENDS = ("middle", "fast", "slow")
 Z_90 = 1.6448536269514722
 
 
+@produces("scenario_intervals")
 def intervals_of(
-    summary: pa.Table, scenarios: pa.Table, at_ends: pa.Table, settings: pa.Table, models: pa.Table, spread: pa.Table
+    scenario_summary: pa.Table,
+    scenarios: pa.Table,
+    request_statistics_at_ends: pa.Table,
+    deployment_settings: pa.Table,
+    models: pa.Table,
+    serving_spread: pa.Table,
 ) -> pa.Table:
-    """Return ``scenario_intervals`` of the metrics that have a value, sorted by scenario and metric.
-
-    ``at_ends``: ``request_statistics_at_ends``; ``settings``: ``deployment_settings``; ``spread``: ``serving_spread``.
-    """
-    names = at_ends.filter(pc.equal(at_ends["end"], ENDS[0]))["scenario_id"].combine_chunks()
+    """90 % intervals of what scenario_summary predicts: errors of kernels and host, and scatter of measured runs."""
+    at_ends = {end: request_statistics_at_ends.filter(pc.equal(request_statistics_at_ends["end"], end)) for end in ENDS}
+    names = at_ends[ENDS[0]]["scenario_id"].combine_chunks()
     names = names.take(pc.sort_indices(names))
-    served = {end: rows_by_key(at_ends.filter(pc.equal(at_ends["end"], end)), "scenario_id", names) for end in ENDS}
+    served = {end: rows_by_key(rows, "scenario_id", names) for end, rows in at_ends.items()}
     up, down = _moves({end: _figures(rows) for end, rows in served.items()})
     planned = rows_by_key(scenarios, "scenario_id", names)
-    half = _halves(planned, served[ENDS[0]], settings, models, spread)
+    half = _halves(planned, served[ENDS[0]], deployment_settings, models, serving_spread)
     with np.errstate(divide="ignore", invalid="ignore"):
         above, below = _hypotenuse(up, half), _hypotenuse(down, half)
         for rate in map(METRICS.index, RATES):
             # throughput varies inversely with E2E latency, as far as it moves at all: arrivals may determine it
             above[rate] = up[rate] / _nonzero(down[WHOLE]) * _hypotenuse(down[WHOLE], half[rate])
             below[rate] = down[rate] / _nonzero(up[WHOLE]) * _hypotenuse(up[WHOLE], half[rate])
-    predicted = _columns(rows_by_key(summary, "scenario_id", names), METRICS)
+    predicted = _columns(rows_by_key(scenario_summary, "scenario_id", names), METRICS)
     has_interval = ~np.isnan(predicted) & ~np.isnan(half) & _is_served(served)
     scenario, metric = np.nonzero(has_interval.T)
     middle = predicted.T[has_interval.T]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.lookup import rows_by_key, sorted_by
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.dataflow.sums import whole_sums
 
 LATENCIES = ("mean", "p50", "p90", "p99")
@@ -24,50 +23,43 @@ CAPACITY = ("capacity", "capacity_low", "capacity_high", "capacity_limit", "load
 Columns = dict[str, pa.Array | pa.ChunkedArray]
 
 
-class Deployed(NamedTuple):
-    """Tables of deployments, with a ``deployment_id`` each."""
-
-    settings: pa.Table
-    memory_plan: pa.Table
-    faults: pa.Table
-    tiers: pa.Table
-
-
-class Results(NamedTuple):
-    """Tables of the simulation that a summary is made of, by name."""
-
-    request_statistics: pa.Table
-    itl_histogram: pa.Table
-    itl_percentiles: pa.Table
-    replica_totals: pa.Table
-    scenario_capacity: pa.Table
-    scenario_energy: pa.Table
-    scenario_tiers: pa.Table
-
-
 # status of a scenario whose deployment runs, and whose requests are all rejected
 NONE_SERVED = "no request was served: each is longer than the model, the KV cache or a step of the engine allows"
 
 
-def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.Table:
-    """Return ``scenario_summary``, sorted by scenario_id; ``status`` of a scenario that was not served says why."""
-    planned = pc.is_in(scenarios["deployment_id"], deployed.memory_plan["deployment_id"].combine_chunks())
+@produces("scenario_summary")
+def summary_of(
+    scenarios: pa.Table,
+    deployment_settings: pa.Table,
+    deployment_faults: pa.Table,
+    memory_plan: pa.Table,
+    deployment_tiers: pa.Table,
+    scenario_tiers: pa.Table,
+    request_statistics: pa.Table,
+    itl_histogram: pa.Table,
+    itl_percentiles: pa.Table,
+    replica_totals: pa.Table,
+    scenario_capacity: pa.Table,
+    scenario_energy: pa.Table,
+) -> pa.Table:
+    """Summary of each scenario as printed by a benchmark client, and the time use of its replicas."""
+    planned = pc.is_in(scenarios["deployment_id"], memory_plan["deployment_id"].combine_chunks())
     scenarios = sorted_by(scenarios.filter(planned), "scenario_id")
     names = scenarios["scenario_id"].combine_chunks()
-    statistics = rows_by_key(served.request_statistics, "scenario_id", names)
-    replicas = _replicas(names, served.replica_totals, deployed.memory_plan)
+    statistics = rows_by_key(request_statistics, "scenario_id", names)
+    replicas = _replicas(names, replica_totals, memory_plan)
     columns = {"scenario_id": names, "deployment_id": scenarios["deployment_id"]}
     columns |= {name: pc.fill_null(statistics[name], 0) for name in ("requests", "completed")}
-    columns["status"] = _statuses(scenarios, deployed)
+    columns["status"] = _statuses(scenarios, deployment_settings, deployment_faults)
     none_served = pc.and_(pc.equal(columns["status"], "served"), pc.equal(columns["completed"], 0))
     columns["status"] = pc.if_else(none_served, NONE_SERVED, columns["status"])
     columns["duration_s"] = statistics["duration_s"]
     columns |= {
         f"{metric}_{name}_ms": statistics[f"{metric}_{name}_ms"] for metric in ("ttft", "tpot") for name in LATENCIES
     }
-    columns |= _inter_token_latencies(names, served, replicas["itl_sum_ns"])
+    columns |= _inter_token_latencies(names, itl_histogram, itl_percentiles, replicas["itl_sum_ns"])
     columns |= {f"e2e_{name}_ms": statistics[f"e2e_{name}_ms"] for name in LATENCIES}
-    columns |= _parts(statistics) | _rates(statistics, _gpus(scenarios, deployed.settings))
+    columns |= _parts(statistics) | _rates(statistics, _gpus(scenarios, deployment_settings))
     columns |= {name: replicas[name].cast(pa.int64()) for name in ("steps", "preemptions")}
     drafts = _nonzero(replicas["draft_tokens"])
     columns["draft_tokens"] = drafts.cast(pa.int64())
@@ -75,17 +67,15 @@ def summary_of(scenarios: pa.Table, deployed: Deployed, served: Results) -> pa.T
         pc.is_valid(drafts), replicas["accepted_draft_tokens"].cast(pa.int64()), None
     )
     columns |= _hit_rates(statistics)
-    plans = rows_by_key(deployed.memory_plan, "deployment_id", scenarios["deployment_id"].combine_chunks())
+    plans = rows_by_key(memory_plan, "deployment_id", scenarios["deployment_id"].combine_chunks())
     columns["kv_cache_tokens"] = plans["kv_cache_tokens"]
     columns["peak_kv_share"] = replicas["peak_kv_share"]
     for name, spent in (("gpu_s", "gpu_ns"), ("host_exposed_s", "host_ns"), ("idle_s", "idle_ns")):
         columns[name] = pc.divide(replicas[spent], 1e9)
-    energy, capacity = (
-        rows_by_key(each, "scenario_id", names) for each in (served.scenario_energy, served.scenario_capacity)
-    )
+    energy, capacity = (rows_by_key(each, "scenario_id", names) for each in (scenario_energy, scenario_capacity))
     columns |= {name: energy[name] for name in ENERGY} | {name: capacity[name] for name in CAPACITY}
-    tiers = rows_by_key(deployed.tiers, "deployment_id", scenarios["deployment_id"].combine_chunks())
-    labels = rows_by_key(served.scenario_tiers, "scenario_id", names)
+    tiers = rows_by_key(deployment_tiers, "deployment_id", scenarios["deployment_id"].combine_chunks())
+    labels = rows_by_key(scenario_tiers, "scenario_id", names)
     columns |= {name: labels[name] for name in ("tier", "measured_share")}
     return pa.table(columns | {"not_measured": tiers["not_measured"]})
 
@@ -122,22 +112,20 @@ def _replicas(names: pa.Array, totals: pa.Table, memory_plan: pa.Table) -> Colum
     return columns | {"peak_kv_share": pa.array(fullest, mask=fullest < 0.0)}
 
 
-def _statuses(scenarios: pa.Table, deployed: Deployed) -> pa.Array | pa.ChunkedArray:
+def _statuses(scenarios: pa.Table, settings: pa.Table, faults: pa.Table) -> pa.Array | pa.ChunkedArray:
     """Return "served", or why the deployments of a scenario, or their draft models, cannot run."""
-    if not deployed.faults.num_rows:
+    if not faults.num_rows:
         return pa.repeat("served", scenarios.num_rows)
-    faults: dict[str, set[tuple[str, str]]] = {}
-    for row in deployed.faults.to_pylist():
-        faults.setdefault(row["deployment_id"], set()).add((row["fault"], row["sentence"]))
-    drafts = dict(
-        zip(*(deployed.settings[name].to_pylist() for name in ("deployment_id", "draft_deployment_id")), strict=True)
-    )
+    faults_of: dict[str, set[tuple[str, str]]] = {}
+    for row in faults.to_pylist():
+        faults_of.setdefault(row["deployment_id"], set()).add((row["fault"], row["sentence"]))
+    drafts = dict(zip(*(settings[name].to_pylist() for name in ("deployment_id", "draft_deployment_id")), strict=True))
     sentences = []
     for deployment_ids in zip(
         *(scenarios[name].to_pylist() for name in ("deployment_id", "prefill_deployment_id")), strict=True
     ):
         drafted = [name for name in deployment_ids if name in drafts]
-        broken = sorted(set().union(*(faults.get(name, ()) for key in drafted for name in (key, drafts[key]))))
+        broken = sorted(set().union(*(faults_of.get(name, ()) for key in drafted for name in (key, drafts[key]))))
         sentences.append("; ".join(sentence for _, sentence in broken) or "served")
     return pa.array(sentences, pa.string())
 
@@ -157,9 +145,8 @@ def _gpus(scenarios: pa.Table, settings: pa.Table) -> pa.Array:
     return pc.add(decode, engines(scenarios["prefill_deployment_id"], "prefill_replicas"))
 
 
-def _inter_token_latencies(names: pa.Array, served: Results, sum_ns: pa.Array) -> Columns:
+def _inter_token_latencies(names: pa.Array, histogram: pa.Table, percentiles: pa.Table, sum_ns: pa.Array) -> Columns:
     """Return mean and percentiles of inter-token latencies (ITL), ms."""
-    histogram, percentiles = served.itl_histogram, served.itl_percentiles
     group = pc.index_in(histogram["scenario_id"], names)
     histogram, group = histogram.filter(pc.is_valid(group)), pc.drop_null(group)
     count = whole_sums(histogram["gaps"].to_numpy(), group.to_numpy().astype(np.int64), len(names))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.serving.engine.inputs import Waits
 from kernelsight.serving.engine.session_records import first_of_session
 from kernelsight.serving.load.dependencies import Dependencies, generations
 from kernelsight.serving.load.requests import spans_of
 
 
+@produces("session_requests")
 def sessions_of_requests(requests: pa.Table, request_dependencies: pa.Table) -> pa.Table:
-    """Return ``session_requests``: the session and turn of every request of scenarios with dependencies.
+    """Sessions: requests connected by dependencies, such as the turns of a conversation.
 
     A request that neither waits for another nor is waited for is a session of its own.
     """

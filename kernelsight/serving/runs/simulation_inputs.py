@@ -43,40 +43,30 @@ class SimulationInputs(NamedTuple):
     scorers: dict[str, float]  # default weights of a scored router, by scorer
 
 
-# the parameters of ``read_inputs``, and the tables of those whose name differs
+# the parameters of ``read_inputs``
 INPUTS = (
-    *(
-        "scenarios",
-        "scenario_loads",
-        "load_requests",
-        "load_dependencies",
-        "step_costs",
-        "step_shapes",
-        "settings",
-        "faults",
-    ),
-    *("memory_plan", "host_settings", "kv_transfers", "kv_tier_settings", "models", "router_scorers"),
+    *("scenarios", "scenario_loads", "load_requests", "load_dependencies", "step_costs", "step_shapes"),
+    *("deployment_settings", "deployment_faults", "memory_plan", "host_settings", "kv_transfers", "kv_tier_settings"),
+    *("models", "router_scorers"),
 )
-TABLES = {"settings": "deployment_settings", "faults": "deployment_faults"}
 # of the prefix_aware router (SGLang: cache_aware)
 THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 
 
 def inputs_of_session(table: Callable[[str], pa.Table]) -> SimulationInputs:
     """Return the inputs for a session's scenarios; ``table``: function that returns a table by its name."""
-    return read_inputs(**{name: table(TABLES.get(name, name)) for name in INPUTS})
+    return read_inputs(**{name: table(name) for name in INPUTS})
 
 
 def read_inputs(
-    *,
     scenarios: pa.Table,
     scenario_loads: pa.Table,
     load_requests: pa.Table,
     load_dependencies: pa.Table,
     step_costs: pa.Table,
     step_shapes: pa.Table,
-    settings: pa.Table,
-    faults: pa.Table,
+    deployment_settings: pa.Table,
+    deployment_faults: pa.Table,
     memory_plan: pa.Table,
     host_settings: pa.Table,
     kv_transfers: pa.Table,
@@ -85,8 +75,8 @@ def read_inputs(
     router_scorers: pa.Table,
 ) -> SimulationInputs:
     """Return the inputs of the simulation from its tables, without scenarios whose deployments have faults."""
-    deployments = by_key(settings, "deployment_id")
-    broken = set(faults["deployment_id"].to_pylist())
+    deployments = by_key(deployment_settings, "deployment_id")
+    broken = set(deployment_faults["deployment_id"].to_pylist())
     wanted = [
         row for row in scenarios.to_pylist() if not broken.intersection(with_drafts(deployments_of(row), deployments))
     ]
@@ -102,7 +92,7 @@ def read_inputs(
         by_key(memory_plan, "deployment_id"), by_key(host_settings, "deployment_id"),
         by_key(kv_transfers, "scenario_id"), tiers_by_deployment(kv_tier_settings),
         dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
-        laid_out(step_costs, step_shapes, settings, deployments, keys),
+        laid_out(step_costs, step_shapes, deployment_settings, deployments, keys),
         dict(zip(*(router_scorers[name].to_pylist() for name in ("scorer", "weight")), strict=True)),
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.number_format import number
 from kernelsight.scenario.kv_tiers import TIERS, parse_tiers
 from kernelsight.serving.engine.inputs import Tier, Tiers
@@ -20,33 +21,34 @@ STORE_FABRIC = "infiniband_ndr"  # between GPUs and a remote store
 MOVED = ("hit", "read", "written", "evicted")
 
 
+@produces("kv_tier_settings")
 def tier_rows(
     deployments: pa.Table,
-    settings: pa.Table,
+    deployment_settings: pa.Table,
     kv_tiers: pa.Table,
-    policies: pa.Table,
-    devices: pa.Table,
-    facts: Mapping[str, pa.Table],
+    kv_tier_policies: pa.Table,
+    kv_tier_devices: pa.Table,
+    memory_plan: pa.Table,
+    kv_layout: pa.Table,
+    gpus: pa.Table,
+    fabrics: pa.Table,
 ) -> list[dict[str, Any]]:
-    """Return rows of ``kv_tier_settings``: the tiers of each deployment, the nearest first.
+    """The KV tiers of each deployment: capacity in KV blocks, and times of their links.
 
-    ``kv_tiers``: tiers as a table, which replace those of a deployment's flag ``kv_tier``; ``policies``:
-    ``kv_tier_policies`` of engines; ``devices``: ``kv_tier_devices``, default rates; ``facts``: memory_plan, kv_layout,
-    gpus and fabrics.
+    ``kv_tiers``: tiers as a table, which replace those of a deployment's flag ``kv_tier``; ``kv_tier_policies``: of
+    engines; ``kv_tier_devices``: default rates.
     """
     rows_of_deployment: dict[str, list[dict[str, Any]]] = {}
     for row in kv_tiers.to_pylist():
         rows_of_deployment.setdefault(row["deployment_id"], []).append(row)
-    by_engine = {row["engine"]: row for row in policies.to_pylist()}
-    default_devices = {row["tier"]: row for row in devices.to_pylist()}
-    plans, layouts = (
-        {row["deployment_id"]: row for row in facts[name].to_pylist()} for name in ("memory_plan", "kv_layout")
-    )
-    gpus = {row["gpu"]: row for row in facts["gpus"].to_pylist()}
-    port = next(row for row in facts["fabrics"].to_pylist() if row["fabric"] == STORE_FABRIC)
+    by_engine = {row["engine"]: row for row in kv_tier_policies.to_pylist()}
+    default_devices = {row["tier"]: row for row in kv_tier_devices.to_pylist()}
+    plans, layouts = ({row["deployment_id"]: row for row in each.to_pylist()} for each in (memory_plan, kv_layout))
+    gpu_of = {row["gpu"]: row for row in gpus.to_pylist()}
+    port = next(row for row in fabrics.to_pylist() if row["fabric"] == STORE_FABRIC)
     deployment_of = {row["deployment_id"]: row for row in deployments.to_pylist()}
     rows = []
-    for setting in settings.to_pylist():
+    for setting in deployment_settings.to_pylist():
         key = setting["deployment_id"]
         tiers = rows_of_deployment.get(key) or parse_tiers(deployment_of[key].get("kv_tier") or "none")
         if not tiers or key not in plans:
@@ -54,7 +56,7 @@ def tier_rows(
         policy = by_engine[setting["engine"]]
         policy = policy | {"write_policy": deployment_of[key].get("kv_write_policy") or policy["write_policy"]}
         tiers = sorted(tiers, key=lambda row: TIERS.index(row["tier"]))
-        facts_of_deployment = (default_devices, plans[key], layouts[key], gpus[setting["gpu"]], port)
+        facts_of_deployment = (default_devices, plans[key], layouts[key], gpu_of[setting["gpu"]], port)
         rows += _of_deployment(setting, tiers, policy, *facts_of_deployment)
     return rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from kernelsight.dataflow.graph import produces
+from kernelsight.dataflow.python_nodes import produces
 
 
 @produces("best_item", "worst_item")
