@@ -18,7 +18,7 @@ from kernelsight.evaluation.runs.plots import check_picture, draw, plots
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
 from kernelsight.present.output import PAGE_ENDINGS, as_json, check_ending, note, write_table, write_text
 from kernelsight.present.show import HTML, show
-from kernelsight.scenario.deployment_flags import TIERS
+from kernelsight.scenario.flags import TIERS
 
 SCORE_COLUMNS = (
     "scope",

@@ -228,14 +228,6 @@ def test_a_scenario_that_cannot_run_is_in_the_report_of_the_sweep_alone(
         assert f"scenario {unserved} was not served: llama-3.1-70b does not fit" in capsys.readouterr().err
 
 
-def test_a_table_says_how_many_rows_follow() -> None:
-    rows = [{"n": number} for number in range(25)]
-    long, short = (html_of(Page("x", {}, figures=[Figure("", "", rows=rows, most_rows=n)].copy)) for n in (20, 25))
-    body = long.partition("<tbody>")[2].partition("</tbody>")[0]
-    assert body.count("<tr>") == 20 and "5 more rows are not shown" in long
-    assert "more rows" not in short
-
-
 def test_settings_are_shown_in_units_that_people_read(run_page: Path) -> None:
     text = html.unescape(run_page.read_text(encoding="utf-8"))
     facts = text[text.index("<h2>Memory of a GPU</h2>") :].partition("</table>")[0]
