@@ -25,28 +25,16 @@ from tests.cli.conftest import flags_of, simulate_all
 SIMULATE = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4")
 LENGTHS = ("--num-prompts", 6, "--isl", 64, "--osl", 4)
 OPEN = (*LENGTHS, "--request-rate", 20)
-KEYS = {
-    "requests",
-    "completed",
-    "duration_s",
-    "ttft_ms",
-    "tpot_ms",
-    "itl_ms",
-    "e2e_ms",
-    "request_throughput",
-    "output_throughput",
-    "steps",
-    "preemptions",
-    "prefix_cache_hit_rate",
-    "kv_cache_tokens",
-    "goodput",
-}
+KEYS = """
+    requests completed duration_s ttft_ms tpot_ms itl_ms e2e_ms request_throughput output_throughput steps
+    preemptions prefix_cache_hit_rate kv_cache_tokens goodput
+    """.split()
 TRACE = "arrival_s,prompt_tokens,output_tokens\n"
 
 
 def test_json_keeps_its_promises(saved_run):
     answer = saved_run[1].json
-    assert set(answer) >= KEYS
+    assert set(answer) >= set(KEYS)
     assert answer["requests"] == answer["completed"] == 12
     assert answer["kv_tiers"] == []
     for metric in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):

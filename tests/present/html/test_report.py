@@ -62,7 +62,7 @@ def test_a_report_has_its_figures_and_the_sql_behind_them(run_page: Path, saved:
 
 
 def test_drawn_latencies_are_those_of_the_requests(run_page: Path, saved: Path) -> None:
-    (latencies, *_) = specs_of(run_page)
+    latencies, over_time, *_ = specs_of(run_page)
     with connect(saved, read_only=True) as opened:
         metrics = opened.table("request_metrics")
         gaps = opened.table("itl_percentiles").to_pylist()
@@ -74,6 +74,10 @@ def test_drawn_latencies_are_those_of_the_requests(run_page: Path, saved: Path) 
     drawn = {row["percentile"]: row["ms"] for row in points if row["metric"] == "ITL"}
     median = next(row["itl_ms"] for row in gaps if row["percentile"] == 50)
     assert min(ms for percentile, ms in drawn.items() if percentile >= 50) == pytest.approx(median, rel=0.005)
+    assert [
+        sum(row["requests"] for row in over_time["data"]["values"] if row["metric"] == name) for name in ("TTFT", "E2E")
+    ] == [24, 24]
+    assert all(row["p50"] <= row["p99"] for row in over_time["data"]["values"])
 
 
 def test_drawn_kernels_add_up_to_the_gpu_time(run_page: Path, saved: Path) -> None:
@@ -233,10 +237,3 @@ def test_settings_are_shown_in_units_that_people_read(run_page: Path) -> None:
     facts = text[text.index("<h2>Memory of a GPU</h2>") :].partition("</table>")[0]
     assert "GiB" in facts and "_bytes<" not in facts and "full_units" not in facts
     assert "deployment_id" not in text[text.index("<h2>Deployment</h2>") :].partition("</table>")[0]
-
-
-def test_latency_over_time_counts_every_request(run_page: Path) -> None:
-    over_time = specs_of(run_page)[1]["data"]["values"]
-    for metric in ("TTFT", "E2E"):
-        assert sum(row["requests"] for row in over_time if row["metric"] == metric) == 24
-    assert all(row["p50"] <= row["p99"] for row in over_time)
