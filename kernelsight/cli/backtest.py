@@ -25,7 +25,7 @@ from kernelsight.present.output import (
     write_table,
     write_text,
 )
-from kernelsight.scenario.deployment_flags import TIERS
+from kernelsight.scenario.flags import TIERS
 
 SCORE_COLUMNS = (
     "scope",

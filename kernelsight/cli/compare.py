@@ -193,8 +193,7 @@ def _described_load(text: str | None) -> dict[str, Any] | None:
         return None
     from kernelsight.cli.options import add_flags
     from kernelsight.files.redaction import redacted_words
-    from kernelsight.scenario.flags import LOAD_FLAGS
-    from kernelsight.scenario.load_flags import LENGTHS, LOAD
+    from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS
 
     reader = argparse.ArgumentParser(prog="--stated", add_help=False, exit_on_error=False)
     add_flags(reader, (*LOAD, *LENGTHS))

@@ -18,9 +18,7 @@ from kernelsight.cli.options import (
 from kernelsight.cli.pages.simulate_page import simulation_page
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.present.output import Waiting, as_csv, as_json, check_ending, note, print_page, write_table
-from kernelsight.scenario.deployment_flags import PREFILL
-from kernelsight.scenario.flags import LOAD_FLAGS
-from kernelsight.scenario.load_flags import LENGTHS, LOAD, POOLS, ROUTER, SITE
+from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER, SITE
 from kernelsight.scenario.load_rules import RATES, distribution, first_fault, may_hold_conversations, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 

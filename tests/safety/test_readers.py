@@ -71,6 +71,7 @@ ALLOWED = {
     "measure/rows.py::sweep_schema": OWN,
     "models/config.py::_entries": OWN,
     "present/html/page.py::page": OWN,
+    "scenario/flag.py::_read": OWN,
     "scenario/run_info.py::_schemas_digest": OWN,
     "searching/commands.py::_waited": MADE,
     "searching/commands.py::run_bounded": MADE,
