@@ -14,9 +14,10 @@ from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_rows, scopes
 from kernelsight.evaluation.runs.campaigns import spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.plots import check_picture, draw, plots
+from kernelsight.evaluation.runs.plots import backtest_figures, check_picture, draw
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
-from kernelsight.present.output import PAGE_ENDINGS, as_json, check_ending, note, write_table, write_text
+from kernelsight.present.output import PAGE_ENDINGS, as_csv, as_json, check_ending, note, write_table, write_text
+from kernelsight.present.page import Page
 from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import TIERS
 
@@ -99,8 +100,11 @@ def run(arguments: Any) -> None:
         import pyarrow as pa
 
         write_table(pa.Table.from_pylist(flat_rows(rows, NESTED)), target)
-    page = backtest_page(answer, lambda: plots(rows, answer))
-    show(page, arguments.format, target, score_rows(answer), list(SCORE_COLUMNS))
+
+    def page() -> Page:
+        return backtest_page(answer, lambda: backtest_figures(rows, answer))
+
+    show(page, arguments.format, target, lambda: as_csv(score_rows(answer), list(SCORE_COLUMNS)))
     if arguments.format == "table":
         _note(answer)
 

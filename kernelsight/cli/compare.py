@@ -11,7 +11,16 @@ from typing import Any
 
 from kernelsight.cli.options import add_deployment, add_output, deployment_flags, launch_line, open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.present.output import PAGE_ENDINGS, Waiting, check_ending, note, print_notes, print_page, write_table
+from kernelsight.present.output import (
+    PAGE_ENDINGS,
+    Waiting,
+    check_ending,
+    csv_of,
+    note,
+    print_notes,
+    print_page,
+    write_table,
+)
 from kernelsight.present.show import HTML, show
 
 FORMATS = (
@@ -115,11 +124,8 @@ def run(arguments: Any) -> None:
         )
         with Waiting("comparing"):
             answer = comparison.summary
-        page = comparison.page()
-        page = page._replace(answer=answer | ({"launch": line.as_dict()} if line else {}))
         table = next((name for key, name in BY_KEY.items() if key in answer), "miss_by_part")
-        rows = comparison.table(table) if arguments.format == "csv" else None
-        show(page, arguments.format, target, *((rows.to_pylist(), rows.column_names) if rows else ()))
+        show(comparison.page, arguments.format, target, lambda: csv_of(comparison.table(table)), line)
         if target and target.suffix == ".duckdb":
             comparison.save(target)
         elif target and target.suffix == ".parquet" and "stages" in answer:

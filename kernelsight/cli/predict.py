@@ -110,8 +110,7 @@ def run(arguments: Any) -> None:
         elif target and target.suffix != HTML:
             _write_kernels([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]], target)
         gpu = next(row for row in session.table("gpus").to_pylist() if row["gpu"] == step["gpu"])
-        page = predict_page(step | ({"launch": line.as_dict()} if line else {}), gpu)
-        show(page, arguments.format, target, step["kernels"], COLUMNS)
+        show(lambda: predict_page(step, gpu), arguments.format, target, lambda: as_csv(step["kernels"], COLUMNS), line)
 
 
 def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:

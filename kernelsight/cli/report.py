@@ -58,5 +58,5 @@ def saved_page(session: Session, scenario: str | None) -> Page:
     if scenario is None and (len(scenarios_of(session)) > 1 or SWEEP in saved):
         table = session.table(SWEEP if SWEEP in saved else "scenario_summary")
         fronts = {name: pareto_front(session, table, name) for name in ("pareto_front", "energy_front")}
-        return sweep_page(table, fronts, session=session)
+        return sweep_page(table, fronts, session=lambda: session)
     return Run(one_scenario(session, scenario)).page()

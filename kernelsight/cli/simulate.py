@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelsight.cli.options import (
     add_correction,
@@ -16,17 +16,11 @@ from kernelsight.cli.options import (
     open_session,
 )
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.present.output import PAGE_ENDINGS, Waiting, check_ending, note, write_table
+from kernelsight.present.output import PAGE_ENDINGS, Waiting, check_ending, csv_of, note, write_table
 from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER, SITE
 from kernelsight.scenario.load_rules import RATES, distribution, first_fault, may_hold_conversations, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kernelsight.scenario.launch.lines import LaunchLine
-    from kernelsight.sweeps.runs import Run
 
 
 def load_flags(arguments: Any) -> dict[str, Any]:
@@ -106,9 +100,11 @@ def run(arguments: Any) -> None:
             elif target and target.suffix != HTML:
                 write_table(run.table("request_metrics"), target)
         except RunFailed:
-            _show(run, arguments.format, line)  # a full disk must not lose a long simulation
+            show(
+                run.page, arguments.format, None, lambda: csv_of(run.table("scenario_summary")), line
+            )  # a full disk must not lose a long simulation
             raise
-        _show(run, arguments.format, line, target)
+        show(run.page, arguments.format, target, lambda: csv_of(run.table("scenario_summary")), line)
         if answer["completed"] == 0:
             from kernelsight.serving.runs.scenario_summary import NONE_SERVED
 
@@ -116,11 +112,3 @@ def run(arguments: Any) -> None:
                 f"{NONE_SERVED}: the KV cache of a replica has {answer['kv_cache_tokens']:,} tokens, the model takes "
                 f"{answer['settings']['max_model_len']:,}; shorten them. Table request_events says why of each."
             )
-
-
-def _show(run: Run, form: str, line: LaunchLine | None, target: Path | None = None) -> None:
-    """Print the summary as JSON, CSV or a page for a terminal, and write it to a target that is HTML."""
-    page = run.page()
-    page = page._replace(answer=page.answer | ({"launch": line.as_dict()} if line else {}))
-    summary = run.table("scenario_summary")
-    show(page, form, target, summary.to_pylist(), summary.column_names)

@@ -18,7 +18,7 @@ from kernelsight.cli.options import (
 )
 from kernelsight.errors import InvalidInput
 from kernelsight.files.numbers import read_number
-from kernelsight.present.output import PAGE_ENDINGS, check_ending, note, status, write_table
+from kernelsight.present.output import PAGE_ENDINGS, as_csv, check_ending, note, status, write_table
 from kernelsight.present.show import HTML, show
 from kernelsight.scenario import flags
 from kernelsight.scenario.flags import LOAD_FLAGS
@@ -208,7 +208,7 @@ def run(arguments: Any) -> None:
     if sys.stderr.isatty():
         status()
     columns = list(dict.fromkeys(name for row in sizing.rows for name in row))
-    show(sizing.page(), arguments.format, target, sizing.rows, columns)
+    show(sizing.page, arguments.format, target, lambda: as_csv(sizing.rows, columns))
 
 
 def _gpus(text: str) -> tuple[list[str], list[Path]]:

@@ -22,7 +22,7 @@ from kernelsight.cli.options import (
 )
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import rounded
-from kernelsight.present.output import PAGE_ENDINGS, check_ending, note, status, write_table
+from kernelsight.present.output import PAGE_ENDINGS, check_ending, csv_of, note, status, write_table
 from kernelsight.present.pages.sweep import sweep_page
 from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import FLAGS, OF_LAUNCH
@@ -114,7 +114,7 @@ def run(arguments: Any) -> None:
             write_table(sweep.summary, target)
         if execution.folder:
             Store(execution.folder).remove()
-        show(sweep.page(slo), arguments.format, target, sweep.summary.to_pylist(), sweep.summary.column_names)
+        show(lambda: sweep.page(slo), arguments.format, target, lambda: csv_of(sweep.summary))
 
 
 def _refuse_another_sweep(
@@ -158,7 +158,7 @@ def _find_rates(
         session_of_rates.save(target, [SWEEP, *sorted(session_of_rates.given()), *TABLES])
     elif target and target.suffix != HTML:
         write_table(table, target)
-    show(sweep_page(table, {}, slo, arguments.at_rate), arguments.format, target, table.to_pylist(), table.column_names)
+    show(lambda: sweep_page(table, {}, slo, arguments.at_rate), arguments.format, target, lambda: csv_of(table))
 
 
 def _execution(arguments: Any, target: Path | None) -> Execution:

@@ -15,8 +15,9 @@ from kernelsight.comparison.compared_log import BESIDE, ComparedLog, compared_lo
 from kernelsight.comparison.question import Question
 from kernelsight.comparison.settings import with_stated
 from kernelsight.errors import InvalidInput
-from kernelsight.escape import html_table, visible
+from kernelsight.escape import visible
 from kernelsight.logs.read_logs import is_table, read_logs, read_table
+from kernelsight.present.show import notebook
 from kernelsight.scenario.argument_checks import mapping_of, one_of
 
 if TYPE_CHECKING:
@@ -34,15 +35,13 @@ class Kind(NamedTuple):
     """What a log is compared with.
 
     ``name``: of its row of ``comparisons``; ``tables``: that the graph makes of it; ``read``: checks the log in a
-    session; ``answer``: makes the summary of what was read, and of tables by name; ``shown``: rows of the summary, and
-    their columns, in notebooks.
+    session; ``answer``: makes the summary of what was read, and of tables by name.
     """
 
     name: str
     tables: tuple[str, ...]
     read: Callable[[Session, Question], Any]
     answer: Callable[[Any, Callable[[str], pa.Table]], dict[str, Any]]
-    shown: tuple[str, tuple[str, ...]]
 
 
 def _requests_of(session: Session, question: Question) -> ComparedLog:
@@ -55,7 +54,7 @@ def _requests_of(session: Session, question: Question) -> ComparedLog:
     return log
 
 
-REQUESTS = Kind("compared", TABLES, _requests_of, answer_of, ("parts", ("part", "miss_ms", "share")))
+REQUESTS = Kind("compared", TABLES, _requests_of, answer_of)
 STAGES = Kind(
     "stage_vs_prediction",
     ("stage_vs_prediction", "stage_corrections"),
@@ -63,14 +62,12 @@ STAGES = Kind(
         session.table("comparisons").to_pylist()[0], session.table("production_summaries")
     ),
     stage_comparison.answer_of,
-    ("stages", ("part", "metric", "statistic", "measured", "predicted", "error")),
 )
 CHANGED = Kind(
     "changed",
     log_pairs.change_rows.produces,
     lambda *_: None,
     lambda _, table: log_pairs.answer_of(table),
-    ("changes", ("what", "before", "after", "factor")),
 )
 
 
@@ -190,7 +187,4 @@ class Comparison:
         return visible(f"Comparison({self.summary['verdict']})")
 
     def _repr_html_(self) -> str:
-        """Return the verdict and the rows that are certain and not 0."""
-        rows_name, columns = self._kind.shown
-        rows = [row for row in self.summary[rows_name] if row.get("certain", True) and row.get("miss_ms", 1.0)]
-        return html_table(self.summary["verdict"], columns, [[row[name] for name in columns] for row in rows])
+        return notebook(self.page())

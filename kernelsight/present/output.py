@@ -172,6 +172,11 @@ def as_csv(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:
     return "".join(lines)
 
 
+def csv_of(table: pa.Table) -> str:
+    """Return an Arrow table as CSV with a header."""
+    return as_csv(python_rows(table), table.column_names)
+
+
 class _Lines(list[str]):
     """Lines of CSV ending with a line feed; csv.writer quotes a lone \\r only if its own line end holds one."""
 
@@ -283,9 +288,8 @@ def write_table(table: pa.Table, target: Path) -> None:
 
     InvalidInput: column types that Parquet cannot store.
     """
-    columns = table.column_names
     if target.suffix == ".csv":
-        write_text(as_csv(python_rows(table), columns), target)
+        write_text(csv_of(table), target)
     elif target.suffix == ".json":
         write_text(as_json(python_rows(table)) + "\n", target)
     else:

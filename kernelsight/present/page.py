@@ -21,7 +21,8 @@ class Table(NamedTuple):
     """Rows under short heads with units, or sentences: ``lines``; ``below``: a sentence after them.
 
     ``expendable``: columns that a narrow terminal leaves out, in this order; ``most``: rows that a terminal shows (0:
-    only ``below``, which HTML then leaves out), and ``more``: what it says of the others; ``drawn``: a figure shows the
+    only ``below``, which HTML then leaves out), and ``more``: what it says of the others; ``count``: number of
+    rows, where ``rows`` are only the first; ``drawn``: a figure shows the
     same, so that HTML leaves the table out; ``first``: HTML shows it before the figures.
     """
 
@@ -32,6 +33,7 @@ class Table(NamedTuple):
     expendable: Sequence[str] = ()
     most: int | None = None
     more: str = "more"
+    count: int = 0
     drawn: bool = False
     first: bool = False
 

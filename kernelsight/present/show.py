@@ -1,33 +1,59 @@
-"""Shows a page on its faces: JSON, or lines of a terminal, on stdout; HTML in a file."""
+"""Shows a page on its faces: JSON, or lines of a terminal, on stdout; HTML in a file or a notebook."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernelsight.caches.durable import durable_file
+from kernelsight.escape import html_table
 from kernelsight.files.redaction import redacted_words
 from kernelsight.files.shell_words import join_commands
-from kernelsight.present.output import as_csv, as_json, print_page
-from kernelsight.present.page import Page, Rows
+from kernelsight.present.output import as_json, print_page
+from kernelsight.present.page import Page
 from kernelsight.present.terminal import lines_of
+
+if TYPE_CHECKING:
+    from kernelsight.scenario.launch.lines import LaunchLine
 
 HTML = ".html"
 
 
-def show(page: Page, form: str, target: Path | None = None, rows: Rows = (), columns: list[str] | None = None) -> None:
-    """Print a page on stdout as lines, its answer as JSON, or ``rows`` as CSV; write it to a target that is HTML.
+def show(
+    make: Callable[[], Page],
+    form: str,
+    target: Path | None = None,
+    csv: Callable[[], str] = str,
+    launch: LaunchLine | None = None,
+) -> None:
+    """Print what a verb answers as a page's lines, JSON or CSV, and write its page to a target that is HTML.
 
-    ``columns``: of the CSV; None: those of its first row.
+    ``make``: makes the page, where one is wanted; ``csv``: makes the text of CSV; ``launch``: the line that states the
+    deployment, for JSON.
     """
-    if target and target.suffix == HTML:
+    is_html = target is not None and target.suffix == HTML
+    if form == "csv":
+        print(csv(), end="")
+    if form == "csv" and not is_html:
+        return
+    page = make()
+    if target and is_html:
         write_page(page, target, join_commands([["kernelsight", *redacted_words(sys.argv[1:])]]))
     if form == "json":
-        print(as_json(page.answer))
-    elif form == "csv":
-        print(as_csv(rows, columns or list(rows[0])), end="")
-    else:
+        print(as_json({**page.answer, **({"launch": launch.as_dict()} if launch else {})}))
+    elif form == "table":
         print_page(lines_of(page))
+
+
+def notebook(page: Page) -> str:
+    """Return a page for notebooks: its title, its first sentence, and its first table."""
+    tables = sorted((table for table in page.tables if table.rows), key=lambda table: not table.first)
+    rows = tables[0].rows if tables else ()
+    first = page.sentences[0] if page.sentences else page.title
+    sentence = first if first.startswith(page.title) else f"{page.title}: {first}"
+    return html_table(sentence, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
 def write_page(page: Page, target: str | Path, command: str | None = None) -> None:

@@ -33,7 +33,7 @@ def table_of(table: Table) -> list[str]:
         return [table.below]
     rows = table.rows[: table.most]
     shown = fitting_lines(list(rows), list(rows[0]), terminal_width(), table.expendable) if rows else []
-    hidden = len(table.rows) - len(rows)
+    hidden = max(table.count, len(table.rows)) - len(rows)
     more = [f"... and {hidden:,} {table.more}"] if hidden else []
     return [text for text in (table.title, *shown, *table.lines, *more, table.below) if text]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.escape import html_table, visible
+from kernelsight.escape import visible
+from kernelsight.present.show import notebook
 from kernelsight.scenario.argument_checks import values_of
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.objectives import interval_columns, stated_slo
@@ -228,9 +229,7 @@ class Sizing:
         return visible(f"Sizing({self.answer})")
 
     def _repr_html_(self) -> str:
-        names = columns_shown(self.rows)
-        rows = [[row.get(name) for name in names] for row in self.rows]
-        return html_table(self.answer, [SHORT.get(name, name) for name in names], rows)
+        return notebook(self.page())
 
 
 def _printed(row: Mapping[str, Any], statistics: Mapping[str, Any], unit: str) -> dict[str, Any]:

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.escape import html_table, visible
+from kernelsight.escape import visible
 from kernelsight.number_format import number
-from kernelsight.present.show import write_page
+from kernelsight.present.show import notebook, write_page
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.plan import Plan, give_plan, plan_rows
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
 from kernelsight.scenario.scenario_rows import gpu_assumptions
 from kernelsight.scenario.stated_flags import object_text
-from kernelsight.sweeps.run_summary import METRICS, PERCENTILES, SERVED, TABLES, run_summary
+from kernelsight.sweeps.run_summary import METRICS, SERVED, TABLES, run_summary
 from kernelsight.sweeps.sweep import Execution, pareto_front, plan_sweep, serve_plan
 
 if TYPE_CHECKING:
@@ -176,12 +176,7 @@ class Run:
         )
 
     def _repr_html_(self) -> str:
-        summary = self.summary
-        title = f"{summary['model']} on {summary['gpu']}: {summary['completed']:,} of {summary['requests']:,} requests"
-        rows = [
-            [f"{metric.upper()} (ms)", *(summary[f"{metric}_ms"][name] for name in PERCENTILES)] for metric in METRICS
-        ]
-        return html_table(title, ["", *PERCENTILES], rows)
+        return notebook(self.page())
 
 
 class WhatIf:
@@ -286,7 +281,7 @@ class WhatIf:
         from kernelsight.present.pages.sweep import sweep_page
 
         fronts = {"pareto_front": self.pareto_front, "energy_front": self.energy_front}
-        return sweep_page(self._summary, fronts, slo, session=self._all)
+        return sweep_page(self._summary, fronts, slo, session=lambda: self._all)
 
     @cached_property
     def _all(self) -> Session:
@@ -306,10 +301,7 @@ class WhatIf:
         return f"WhatIf({len(self):,} scenarios, {status.count('served'):,} served; .summary, .scenario(ID), .sql(...))"
 
     def _repr_html_(self) -> str:
-        names = self._summary.column_names
-        shown = [*names[2 : names.index("status")], "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "output_throughput"]
-        rows = self._summary.slice(0, 20).select(shown).to_pylist()
-        return html_table(repr(self), shown, [list(row.values()) for row in rows])
+        return notebook(self.page())
 
 
 def _check_ending(path: str | Path, ending: str) -> None:

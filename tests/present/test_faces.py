@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.main import main
+from kernelsight.present.output import as_csv
 from kernelsight.present.page import Figure, Page, Table
 from kernelsight.present.show import show
 from kernelsight.present.terminal import lines_of, table_of
@@ -47,9 +48,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_faces_hold_the_same_answer(path: Path, capsys: pytest.CaptureFixture) -> None:
-    show(PAGE, "json", path)
+    show(lambda: PAGE, "json", path)
     assert json.loads(capsys.readouterr().out) == PAGE.answer
-    show(PAGE, "csv", None, ROWS)
+    show(lambda: PAGE, "csv", None, lambda: as_csv(ROWS, list(ROWS[0])))
     assert capsys.readouterr().out == "gpu,req/s\nl4,4.5\nt4,\nh100,20.0\n"
     text = html.unescape(without_scripts(path.read_text(encoding="utf-8")))
     shown = ("a title", "which GPU", "an l4", "GPUs", "Left out", "nothing", "vllm serve m", "How to repeat it")

@@ -119,7 +119,7 @@ def test_pages(face: str, world: World, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_library")
 def test_the_page_of_a_backtest(tmp_path: Path) -> None:
-    pytest.importorskip("altair", reason="the extra `report` is not installed")
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     from kernelsight.evaluation.runs.plots import draw
     from tests.evaluation.runs.test_plots import ANSWER, row
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelsight.errors import InvalidInput, extra_missing
 from kernelsight.evaluation.runs.scores import GROUP
-from kernelsight.present.html.page import plain
+from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
+from kernelsight.present.figures.picture import write_picture
 from kernelsight.present.page import Figure, Page
 from kernelsight.present.show import HTML, write_page
-
-if TYPE_CHECKING:
-    import altair as alt
 
 ENDINGS = (".svg", ".png", ".html", ".json")
 TITLE = "Predicted against measured, error against load, median error of each group"
 METRICS = (("ttft", "TTFT"), ("tpot", "TPOT"))
-SIZE = 300
 SHOWN_RUNS = 20
 
 
 def check_picture(path: str | None) -> Path | None:
-    """Return the path of --plot; InvalidInput: an unknown extension, or altair is not installed."""
+    """Return the path of --plot; InvalidInput: an unknown extension, or the extra ``report`` is not installed."""
     if path is None:
         return None
     target = Path(path)
@@ -32,9 +29,9 @@ def check_picture(path: str | None) -> Path | None:
     if not target.resolve().parent.is_dir():
         raise InvalidInput(f"--plot {path!r} cannot be written: folder {target.resolve().parent} does not exist.")
     try:
-        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
     except ImportError:
-        raise extra_missing("--plot", "altair", "report") from None
+        raise extra_missing("--plot", "vl-convert", "report") from None
     return target
 
 
@@ -78,62 +75,54 @@ def group_points(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def draw(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any], target: Path) -> None:
-    """Write the plots as one figure."""
-    if target.suffix == HTML:
-        # Altair's own page loads its libraries from the network, and a name with </script> would end its script
-        write_page(Page(TITLE, report, figures=lambda: plots(rows, report)), target)
-    else:
-        _chart(rows, report).save(str(target))
+def backtest_figures(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[Figure]:
+    """Return figures of TTFT and TPOT, predicted against measured and error against load, then of groups of runs.
 
-
-def plots(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[Figure]:
-    """Return the plots as a figure of a page; none without altair."""
-    try:
-        spec = _chart(rows, report).to_dict()
-    except ImportError:
-        return []
-    # its rows are in the specification
-    return [Figure(TITLE, "", spec=spec, wide=True)]
-
-
-def _chart(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> alt.VConcatChart:
-    """Return one figure: for TTFT and TPOT predicted against measured (left) and error against load (right).
-
-    Below, the median error of each group of ``SHOWN_RUNS`` runs or more. Errors above 200 % are drawn at the edge.
+    Groups have ``SHOWN_RUNS`` runs or more. Errors above 200 % are drawn at the edge.
     """
-    import altair as alt
-
-    alt.data_transformers.disable_max_rows()
-    data = alt.Data(values=[plain(row) for row in points(rows)])
-    panels = []
+    scored, groups = points(rows), group_points(report)
+    figures = []
     for metric, name in METRICS:
         measured, predicted = f"{metric}_measured", f"{metric}_predicted"
-        base = alt.Chart(data).transform_calculate(error=f"min(datum.{metric}_error, 200)")
-        scatter = base.mark_circle(size=14, opacity=0.5).encode(
-            x=alt.X(f"{measured}:Q", scale=alt.Scale(type="log"), title=f"measured {name} (ms)"),
-            y=alt.Y(f"{predicted}:Q", scale=alt.Scale(type="log"), title=f"predicted {name} (ms)"),
-            color=alt.Color("engine:N"),
-            tooltip=["run_id:N", f"{measured}:Q", f"{predicted}:Q"],
+        scatter = chart(
+            dots(14, opacity=0.5),
+            x=amount(measured, f"measured {name} (ms)", scale=LOG),
+            y=amount(predicted, f"predicted {name} (ms)", scale=LOG),
+            color=kind("engine"),
+            tooltip=tips("run_id", measured, predicted),
         )
-        diagonal = base.mark_line(color="black", strokeWidth=1).encode(x=f"{measured}:Q", y=f"{measured}:Q")
-        load = base.mark_boxplot(size=7, outliers={"size": 4}).encode(
-            x=alt.X("max_concurrency:Q", scale=alt.Scale(type="log", base=2), title="concurrency"),
-            y=alt.Y("error:Q", title=f"error of {name} (%)"),
-            color=alt.Color("kind:N"),
+        load = chart(
+            {"type": "boxplot", "size": 7, "outliers": {"size": 4}},
+            {"calculate": f"min(datum.{metric}_error, 200)", "as": "error"},
+            x=amount("max_concurrency", "concurrency", scale=LOG | {"base": 2}),
+            y=amount("error", f"error of {name} (%)"),
+            color=kind("kind"),
         )
-        scatter_plot = (scatter + diagonal).properties(width=SIZE, height=SIZE)
-        panels.append(scatter_plot | load.properties(width=SIZE, height=SIZE))
-    groups = (
-        alt.Chart(alt.Data(values=[plain(row) for row in group_points(report)]))
-        .mark_point(filled=True, size=40)
-        .encode(
-            x=alt.X("median_ape:Q", scale=alt.Scale(type="symlog"), title="median error (%)"),
-            y=alt.Y("group:N", title=None, axis=alt.Axis(labelLimit=400)),
-            color=alt.Color("tool:N"),
-            shape=alt.Shape("tool:N"),
-            column=alt.Column("metric:N", title=None),
-        )
-        .properties(width=SIZE)
+        equal = chart(dashes(), x=amount(measured), y=amount(measured))
+        figures += [
+            Figure(f"{name}: predicted against measured", "", spec={"layer": [scatter, equal]}, rows=scored),
+            Figure(f"{name}: error against load", "", spec=load, rows=scored),
+        ]
+    of_groups = chart(
+        dots(40),
+        x=amount("median_ape", "median error (%)", scale={"type": "symlog"}),
+        y=kind("group", axis={"labelLimit": 400}),
+        color=kind("tool"),
+        shape=kind("tool"),
+        tooltip=tips("group", "tool", "metric", "n", median_ape=".3g"),
     )
-    return alt.vconcat(*panels, groups).resolve_scale(color="independent", shape="independent")
+    figures += [
+        Figure(f"{name}: median error of each group", "", spec=of_groups, rows=rows_of_metric)
+        for _, name in METRICS
+        if (rows_of_metric := [row for row in groups if row["metric"] == name])
+    ]
+    return figures
+
+
+def draw(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any], target: Path) -> None:
+    """Write the figures to a file, by its ending: a page, a picture, or the Vega-Lite specification of one."""
+    figures = backtest_figures(rows, report)
+    if target.suffix == HTML:
+        write_page(Page(TITLE, report, figures=lambda: figures), target)
+    else:
+        write_picture(figures, target)

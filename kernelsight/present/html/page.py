@@ -134,12 +134,12 @@ def _digest(text: str) -> str:
 def _figure(figure: Figure) -> Card:
     """Return the card of a figure: a chart, a table, or "No rows."."""
     card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
-    if not figure.rows and "data" not in (figure.spec or {}) and "vconcat" not in (figure.spec or {}):
+    if not figure.rows:
         return card._replace(below="No rows.")
     if figure.spec is None:
         return card._replace(table=table(figure.rows, figure.most_rows))
     spec = {"data": {"values": [plain(row) for row in figure.rows]}, **figure.spec, "config": CONFIG}
-    if not {"facet", "vconcat"} & figure.spec.keys():
+    if "facet" not in figure.spec:
         spec |= {"width": "container", "height": TALL if figure.wide else HEIGHT}
     return card._replace(spec=spec)
 
@@ -149,6 +149,8 @@ def _card(shown: Table) -> Card | None:
     if not shown.rows and not shown.lines:
         return None
     rows = table(shown.rows) if shown.rows else None
+    if rows and shown.count:
+        rows = rows._replace(more=shown.count - len(rows.rows))
     return Card(
         _title(shown.title),
         table=rows,

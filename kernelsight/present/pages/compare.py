@@ -135,7 +135,7 @@ def _changes(answer: Mapping[str, Any]) -> list[Table]:
         }
         for row in answer["changes"]
     ]
-    return [Table(rows=_percentiles(answer["percentiles"], "ms, now / before")), Table(rows=shown)]
+    return [Table(rows=_percentiles(answer["percentiles"], "ms, now / before")), Table(rows=shown, first=True)]
 
 
 def _shown(value: float | None, word: str | None) -> str:

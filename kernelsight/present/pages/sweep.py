@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.number_format import number
@@ -62,12 +62,12 @@ def sweep_page(
     fronts: Mapping[str, pa.Table],
     slo: Collection[str] = (),
     at_rate: float | None = None,
-    session: Session | None = None,
+    session: Callable[[], Session] | None = None,
 ) -> Page:
     """Return the page of the rows of a sweep, or of its highest rates.
 
     ``fronts``: ``pareto_front`` and ``energy_front`` of a sweep; ``slo``: columns of the objectives; ``at_rate``:
-    requests/s that the cheapest deployment has to serve; ``session``: of the sweep, for figures.
+    requests/s that the cheapest deployment has to serve; ``session``: opens that of the sweep, for figures.
     """
     rows = table.to_pylist()
     front_rows = {name: fronts[name].to_pylist() if name in fronts else [] for name in ("pareto_front", "energy_front")}
@@ -97,13 +97,13 @@ def sweep_page(
         title,
         {**answer, **front_rows, "rows": rows},
         sentences=[f"{title}, {answer['served']:,} served, {answer['faults']:,} cannot run"],
-        figures=tuple if session is None else lambda: _drawn(session, rows),
+        figures=tuple if session is None else lambda: _drawn(session(), rows),
         tables=[
             Table(
                 name,
-                [_shown(row, names) for row in _with_defaults(listed, flags)],
-                most=MOST_SHOWN,
+                [_shown(row, names) for row in _with_defaults(listed[:MOST_SHOWN], flags)],
                 more=more,
+                count=len(listed),
                 drawn=not name,
             )
             for name, listed, names in shown

@@ -33,13 +33,17 @@ def test_only_scored_runs_are_drawn() -> None:
     assert (found[0]["tpot_measured"], found[0]["tpot_predicted"]) == (10.0, 11.0)
 
 
-def test_the_picture_holds_four_panels_and_the_groups(tmp_path) -> None:
-    pytest.importorskip("altair")
+def test_the_picture_holds_four_panels_and_the_groups_of_each_metric(tmp_path) -> None:
+    pytest.importorskip("vl_convert")
     target = check_picture(str(tmp_path / "errors.json"))
     draw(ROWS, ANSWER, target)
-    *panels, groups = json.loads(target.read_text())["vconcat"]
-    assert [len(line["hconcat"]) for line in panels] == [2, 2]
-    assert groups["encoding"]["y"]["field"] == "group"
+    *panels, _, groups = json.loads(target.read_text())["concat"]
+    assert [len(panel["data"]["values"]) for panel in panels] == [2] * 4
+    assert groups["encoding"]["y"]["field"] == "group" and {row["metric"] for row in groups["data"]["values"]} == {
+        "TPOT"
+    }
+    draw(ROWS, ANSWER, tmp_path / "errors.svg")
+    assert "predicted against measured" in (tmp_path / "errors.svg").read_text()
 
 
 def test_groups_of_twenty_runs_are_drawn_beside_the_other_tool() -> None:
