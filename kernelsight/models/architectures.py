@@ -32,12 +32,20 @@ SECTIONS = {
     "fields": dict,
     "layers": dict,
     "columns": dict,
+    "products": dict,
     "modules": dict,
     "checks": list,
     "notes": list,
 }
 ATTENTION = ("full", "sliding", "mla", "sparse", "linear", "none")
 FEED_FORWARD = ("dense", "moe", "none")
+# sizes of a layer that an architecture states where they differ from those of the model
+SIZES = (
+    *("heads", "kv_heads", "head_dim", "v_head_dim", "window", "intermediate", "experts", "top_k"),
+    *("shared_intermediate", "index_heads", "expert_hidden"),
+)
+# what the sides of a further product are multiples of: numbers of a layer on one GPU
+UNITS = ("one", "heads", "kv_heads", "intermediate", "shared_intermediate")
 # names in expressions that are no fields
 BOUND = ("layer", "layer_count")
 
@@ -48,6 +56,7 @@ class Shape(NamedTuple):
     columns: dict[str, Any]
     attention: list[str]  # of each layer: one of ATTENTION
     ffn: list[str]  # of each layer: one of FEED_FORWARD
+    sizes: list[dict[str, Any]]  # of each layer: those that differ from the model's, and its further products
     notes: tuple[str, ...]  # sentences on what is not modelled
     modules: dict[str, list[str]]  # module names of matrices by class
 
@@ -60,6 +69,15 @@ class Check(NamedTuple):
     expected: str
 
 
+class Product(NamedTuple):
+    """A matrix product that some layers have beyond those of their kind: sides n and k, in multiples of units."""
+
+    name: str
+    kinds: tuple[str, ...]  # of attention or feed-forward
+    format: str
+    sides: tuple[tuple[Expression, str], tuple[Expression, str]]
+
+
 class Architecture(NamedTuple):
     """A family of architectures, as its file and those that it is like declare it."""
 
@@ -67,6 +85,7 @@ class Architecture(NamedTuple):
     fields: dict[str, Field]
     layers: dict[str, Expression]
     columns: dict[str, Expression]
+    products: tuple[Product, ...]
     modules: dict[str, list[str]]
     checks: tuple[Check, ...]
     notes: tuple[tuple[Expression, str], ...]
@@ -140,14 +159,18 @@ def _architecture(stem: str, own: Path | None) -> Architecture:
         name: field._replace(default=compiled[name].evaluate if name in compiled else None)
         for name, field in fields.items()
     }
+    unknown = sorted(set(merged["layers"]) - {"count", "attention", "ffn", *SIZES})
+    if unknown:
+        raise reading.wrong(unknown[0], f"a layer has count, attention, ffn, {', '.join(SIZES)}")
     unknown = sorted(set(merged["columns"]) - set(contracts()["models"].column_names))
     if unknown:
         raise reading.wrong(unknown[0], "the table models has no such column")
     return Architecture(
         reading.origin,
         fields,
-        {name: reading.expression(name, merged["layers"].get(name)) for name in ("count", "attention", "ffn")},
+        {name: reading.expression(name, value) for name, value in merged["layers"].items()},
         {name: reading.expression(name, value) for name, value in merged["columns"].items()},
+        tuple(reading.product(name, value) for name, value in merged["products"].items()),
         merged["modules"],
         tuple(reading.check(entry) for entry in merged["checks"]),
         tuple((reading.expression("when", entry.get("when", True)), str(entry["note"])) for entry in merged["notes"]),
@@ -156,7 +179,8 @@ def _architecture(stem: str, own: Path | None) -> Architecture:
 
 def _merged(stem: str, files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the sections of a file over those of the files that it is like; lists are joined, mappings updated."""
-    merged: dict[str, Any] = {"fields": {}, "layers": {}, "columns": {}, "modules": {}, "checks": [], "notes": []}
+    merged: dict[str, Any] = {name: {} for name in ("fields", "layers", "columns", "products", "modules")}
+    merged |= {"checks": [], "notes": []}
     for part in _lineage(stem, files, ()):
         for name, value in merged.items():
             added = files[part].get(name, type(value)())
@@ -220,6 +244,22 @@ class _Reading:
             known = errors.nearest(unknown[0], sorted({*self.known, *WORDS}))
             raise self.wrong(name, f"{value!r}: there is no field {unknown[0]!r}{known}")
         return expression
+
+    def product(self, name: str, declared: Any) -> Product:
+        """Return a further product of layers."""
+        declared = {"format": "ffn"} | (declared if isinstance(declared, dict) else {})
+        kinds, known = declared.get("for"), {*ATTENTION, *FEED_FORWARD}
+        if set(declared) != {"for", "format", "n", "k"} or not isinstance(kinds, list) or not set(kinds) <= known:
+            raise self.wrong(name, "a product states for (kinds of layers), n, k, and format")
+        if declared["format"] not in ("attention", "ffn", "expert", "dtype"):
+            raise self.wrong(name, "the format of a product is attention, ffn, expert or dtype")
+        sides = []
+        for side in ("n", "k"):
+            value = declared[side] if isinstance(declared[side], dict) else {"one": declared[side]}
+            if len(value) != 1 or not set(value) <= set(UNITS):
+                raise self.wrong(name, f"{side} is an expression, or one for each of {', '.join(UNITS[1:])}")
+            sides += [(self.expression(name, expression), unit) for unit, expression in value.items()]
+        return Product(name, tuple(kinds), declared["format"], (sides[0], sides[1]))
 
     def check(self, entry: Any) -> Check:
         if not isinstance(entry, dict) or set(entry) != set(Check._fields):
@@ -288,12 +328,14 @@ def shape_of(architecture: Architecture, config: ConfigFields) -> Shape:
         list(_of_layers(scope, architecture.layers[name], name, known))
         for name, known in (("attention", ATTENTION), ("ffn", FEED_FORWARD))
     )
+    sizes = [_sizes_of(scope, layer) for layer in range(scope["layer_count"])]
     for name, value in scope.items():
         field = architecture.fields.get(name)
         if field and field.kind == "kinds" and len(value or ()) not in (0, scope["layer_count"]):
             raise scope.wrong(name, len(value), "")
-        if field and field.kind == "numbers" and max(value or (0,)) >= scope["layer_count"]:
-            raise scope.wrong(name, max(value), f"numbers of layers, 0 to {scope['layer_count'] - 1}")
+        if field and field.kind == "numbers" and value and max(value) >= field.least + scope["layer_count"]:
+            last = field.least + scope["layer_count"] - 1
+            raise scope.wrong(name, max(value), f"numbers of layers, {field.least} to {last}")
     evaluated = {name: each for name, each in architecture.columns.items() if name != "sliding_window"}
     columns = {"layer_count": scope["layer_count"], "sliding_window": None}
     columns["max_positions"] = scope.value(evaluated.pop("max_positions"))
@@ -313,7 +355,29 @@ def shape_of(architecture: Architecture, config: ConfigFields) -> Shape:
     notes = tuple(
         _filled(note, lambda name: f"{scope[name]:,}") for when, note in architecture.notes if scope.value(when)
     )
-    return Shape(columns, scope.attention, scope.ffn, notes, architecture.modules)
+    return Shape(columns, scope.attention, scope.ffn, sizes, notes, architecture.modules)
+
+
+def _sizes_of(scope: _Scope, layer: int) -> dict[str, Any]:
+    """Return the sizes of a layer that the architecture states, and its further products where it has some."""
+    scope["layer"] = layer
+    kinds = (scope.attention[layer], scope.ffn[layer])
+    layers = scope.architecture.layers
+    sizes = {name: scope.value(layers[name]) for name in SIZES if name in layers}
+    products = [
+        {"name": product.name, "format": product.format}
+        | {
+            f"{side}{of}": value
+            for side, (size, unit) in zip("nk", product.sides, strict=True)
+            for of, value in (("", scope.value(size)), ("_of", unit))
+        }
+        for product in scope.architecture.products
+        if {*kinds} & {*product.kinds}
+    ]
+    products = [product for product in products if product["n"] and product["k"]]
+    return {name: value for name, value in sizes.items() if value is not None} | (
+        {"products": products} if products else {}
+    )
 
 
 def _filled(text: str, written: Callable[[str], str]) -> str:

@@ -128,13 +128,28 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
 
 
 def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
-    """Return one ``model_layers`` row for each kind of layer, in the order in which the kinds first appear."""
-    return [
-        {"model": row["model"], "layer_kind": f"{attention}_{ffn}", "count": count}
-        | _mixer_columns(row, attention)
-        | _ffn_columns(row, ffn)
-        for (attention, ffn), count in Counter(zip(shape.attention, shape.ffn, strict=True)).items()
-    ]
+    """Return one ``model_layers`` row for each kind of layer, in the order in which the kinds first appear.
+
+    Kinds that differ in sizes alone are numbered: full_dense, full_dense_2.
+    """
+    kinds: dict[str, dict[str, Any]] = {}
+    for attention, ffn, sizes in zip(shape.attention, shape.ffn, shape.sizes, strict=True):
+        kind = kinds.setdefault(
+            json.dumps([attention, ffn, sizes]),
+            dict.fromkeys(("v_head_dim", "index_heads", "expert_hidden", "products"))
+            | _mixer_columns(row, attention)
+            | _ffn_columns(row, ffn)
+            | sizes,
+        )
+        kind["count"] = kind.get("count", 0) + 1
+    names: Counter[str] = Counter()
+    rows = []
+    for kind in kinds.values():
+        name = f"{kind['attention']}_{kind['ffn']}"
+        names[name] += 1
+        numbered = name if names[name] == 1 else f"{name}_{names[name]}"
+        rows.append({"model": row["model"], "layer_kind": numbered} | kind)
+    return rows
 
 
 def _mixer_columns(row: Mapping[str, Any], attention: str) -> dict[str, Any]:

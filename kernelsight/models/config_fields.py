@@ -112,12 +112,13 @@ class Field(NamedTuple):
     def place(self, config: ConfigFields) -> tuple[ConfigFields, str] | None:
         """Return where a config has the field: the object that holds it, and its name there; None: it is missing."""
         for path in self.names or (self.name,):
-            *holders, name = path.split(".")
+            listed, _, of_each = path.partition("[].")
+            *holders, name = listed.split(".")
             held: ConfigFields | None = config
             for holder in holders:
                 held = held and held.inside(holder, default=None)
             if held is not None and held.values.get(name) is not None and held.values[name] not in self.absent:
-                return held, name
+                return held, f"{name}[].{of_each}" if of_each else name
         return None
 
     def read(self, config: ConfigFields, scope: Mapping[str, Any]) -> Any:
@@ -163,12 +164,26 @@ def _kinds(field: Field, held: ConfigFields, name: str) -> list[Any]:
 
 
 def _numbers(field: Field, held: ConfigFields, name: str) -> list[int]:
-    """Return a list of numbers of layers."""
+    """Return a list of numbers of layers, of which ``least`` is the first."""
     listed = held.items(name)
     for entry in listed:
-        if type(entry) is not int or not 0 <= entry <= field.most:
-            raise errors.config_field_wrong(held.label, name, entry, "numbers of layers, from 0")
+        if type(entry) is not int or not field.least <= entry <= field.most:
+            raise errors.config_field_wrong(held.label, name, entry, f"numbers of layers, from {field.least}")
     return listed
+
+
+def _each(field: Field, held: ConfigFields, name: str) -> list[Any]:
+    """Return a number, true, false or null of each object in a list; ``name``: "list[].holder.name"."""
+    listed, path = name.split("[].", 1)
+    return [_inner(entry, path, ConfigFields(held.values, held.label), listed) for entry in held.items(listed)]
+
+
+def _inner(entry: Any, path: str, config: ConfigFields, listed: str) -> Any:
+    for part in path.split("."):
+        entry = entry.get(part) if isinstance(entry, Mapping) else entry
+    if entry is not None and (not isinstance(entry, (bool, int, float)) or abs(entry) > LARGEST):
+        raise errors.config_field_wrong(config.label, f"{listed}[].{path}", entry, "a number, true, false or null")
+    return entry
 
 
 KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
@@ -180,6 +195,7 @@ KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
     "choice": _choice,
     "kinds": _kinds,
     "numbers": _numbers,
+    "each": _each,
     "any": lambda field, held, name: held.values[name],
 }
 """Readers of a field by its kind; ``uniform``: a size, or a list of equal sizes; ``any``: only whether it is there."""

@@ -10,15 +10,31 @@ from typing import Any
 from kernelsight import errors
 from kernelsight.models.config_fields import ConfigFields
 
-WEIGHT_ONLY = {"int4_wo", "int8_wo"}
+WEIGHT_ONLY = {"int4_wo", "int8_wo", "nvfp4_wo", "mxfp4_wo"}
 # widest first: for a class with mixed formats the widest is used, with a note
-WIDTH_ORDER = ("fp32", "bf16", "fp16", "fp8_block", "fp8", "int8", "int8_wo", "int4_wo", "nvfp4", "mxfp4")
+WIDTH_ORDER = (
+    *(
+        "fp32",
+        "bf16",
+        "fp16",
+        "fp8_block",
+        "fp8",
+        "int8",
+        "int8_wo",
+        "nvfp4_wo",
+        "mxfp4_wo",
+        "int4_wo",
+        "nvfp4",
+        "mxfp4",
+    ),
+)
 MODELOPT_FORMATS = {
     "FP8": ("fp8", "static"),
     "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", "dynamic"),
     "NVFP4": ("nvfp4", "dynamic"),
     "NVFP4_AWQ": ("nvfp4", "dynamic"),
     "W4A16_AWQ": ("int4_wo", "none"),
+    "W4A16_NVFP4": ("nvfp4_wo", "none"),
     "W8A16": ("int8_wo", "none"),
     "W8A8_SQ_PER_CHANNEL": ("int8", "dynamic"),
 }
@@ -26,6 +42,7 @@ MODELOPT_FORMATS = {
 COMPRESSED_FORMATS = {
     ("float", 8, True): "fp8",
     ("float", 4, True): "nvfp4",
+    ("float", 4, False): "nvfp4_wo",
     ("int", 8, True): "int8",
     ("int", 8, False): "int8_wo",
     ("int", 4, False): "int4_wo",
@@ -108,11 +125,11 @@ def _group_format(group: ConfigFields) -> tuple[str, str]:
     number_format = COMPRESSED_FORMATS.get(key)
     if number_format == "fp8" and weights.text("strategy", default=None) == "block":
         number_format = "fp8_block"
-    elif number_format == "nvfp4" and weights.size("group_size") != 16:
-        number_format = "mxfp4" if weights.size("group_size") == 32 else None
+    elif number_format in ("nvfp4", "nvfp4_wo") and weights.size("group_size") != 16:
+        number_format = number_format.replace("nv", "mx") if weights.size("group_size") == 32 else None
     if number_format is None or (key[2] and inputs.size("num_bits") != key[1]):
         difference = f"{key[0]}{key[1]} weights, {'quantised' if key[2] else 'plain'} activations"
-        supported = "float8, float4 and int8 for weights and activations; int8 and int4 for weights only"
+        supported = "float8, float4 and int8 for weights and activations; float4, int8 and int4 for weights only"
         raise errors.config_unsupported(group.label, "quantisation", difference, [supported])
     if number_format in WEIGHT_ONLY:
         return number_format, "none"

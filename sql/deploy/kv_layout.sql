@@ -5,10 +5,11 @@ with per_layer as (
     layers.attention,
     layers.count,
     case layers.attention when 'sliding' then layers."window" else 0 end as attention_window,
-    case when layers.attention in ('full', 'sliding') then 2 * layers.kv_heads * layers.head_dim * formats.weight_bits / 8
+    case when layers.attention in ('full', 'sliding') then layers.kv_heads * (layers.head_dim + layers.value_dim) * formats.weight_bits / 8
          when layers.attention = 'mla' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
          -- the indexer stores one FP8 key and its FP32 scale per token
-         when layers.attention = 'sparse' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8 + models.index_head_dim + 4
+         when layers.attention = 'sparse' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
+              + case when layers.index_heads > 0 then models.index_head_dim + 4 else 0 end
          else 0 end as token_bytes,
     -- gated delta net: one FP32 matrix per value head, and the last taps of the short convolution
     case when layers.attention = 'linear'

@@ -2,7 +2,7 @@
 with attention as (
   select layers.*, settings.attention_format as format, settings.dtype, models.attention_output_gate, models.q_lora_rank, models.kv_lora_rank,
          models.qk_nope_head_dim, models.qk_rope_head_dim, models.v_head_dim, models.linear_key_head_dim, models.linear_value_head_dim,
-         models.index_heads, models.index_head_dim
+         models.index_head_dim
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
@@ -16,10 +16,10 @@ feed_forward as (
 ),
 matrices as (
   select deployment_id, layer_kind, 'qkv_proj' as name, 'gemm' as family, 'tokens' as rows_from, count, 1 as experts, format,
-         heads * head_dim * case when attention_output_gate then 2 else 1 end + 2 * kv_heads * head_dim as n, hidden as k
+         heads * head_dim * case when attention_output_gate then 2 else 1 end + kv_heads * (head_dim + value_dim) as n, hidden as k
   from attention where attention in ('full', 'sliding')
   union all
-  select deployment_id, layer_kind, 'o_proj', 'gemm', 'tokens', count, 1, format, hidden, heads * head_dim
+  select deployment_id, layer_kind, 'o_proj', 'gemm', 'tokens', count, 1, format, hidden, heads * value_dim
   from attention where attention in ('full', 'sliding')
   union all
   select deployment_id, layer_kind, 'q_proj', 'gemm', 'tokens', count, 1, format, heads * head_dim, hidden
@@ -40,10 +40,10 @@ matrices as (
   from attention where attention in ('mla', 'sparse')
   union all
   select deployment_id, layer_kind, 'indexer_q_proj', 'gemm', 'tokens', count, 1, format, index_heads * index_head_dim, coalesce(q_lora_rank, hidden)
-  from attention where attention = 'sparse'
+  from attention where attention = 'sparse' and index_heads > 0
   union all
   select deployment_id, layer_kind, 'indexer_k_proj', 'gemm', 'tokens', count, 1, format, index_head_dim + index_heads, hidden
-  from attention where attention = 'sparse'
+  from attention where attention = 'sparse' and index_heads > 0
   union all
   select deployment_id, layer_kind, 'in_proj_qkvz', 'gemm', 'tokens', count, 1, format,
          2 * kv_heads * linear_key_head_dim + 2 * heads * linear_value_head_dim, hidden
@@ -65,7 +65,7 @@ matrices as (
   select deployment_id, layer_kind, 'router', 'gemm', 'tokens', count, 1, dtype, experts, hidden
   from feed_forward where ffn = 'moe'
   union all
-  select deployment_id, layer_kind, 'experts', 'moe', 'none', count, experts // moe_ep, expert_format, (branches + 1) * intermediate, hidden
+  select deployment_id, layer_kind, 'experts', 'moe', 'none', count, experts // moe_ep, expert_format, (branches + 1) * intermediate, expert_hidden
   from feed_forward where ffn = 'moe'
   union all
   select deployment_id, layer_kind, 'shared_' || first_name, 'gemm', 'tokens', count, 1, ffn_format, branches * shared_intermediate, hidden
@@ -73,6 +73,18 @@ matrices as (
   union all
   select deployment_id, layer_kind, 'shared_down_proj', 'gemm', 'tokens', count, 1, ffn_format, hidden, shared_intermediate
   from feed_forward where ffn = 'moe' and shared_intermediate > 0
+  union all
+  select attention.deployment_id, attention.layer_kind, product.name, 'gemm', 'tokens', attention.count, 1,
+         case product.format when 'attention' then attention.format when 'ffn' then settings.ffn_format when 'expert' then settings.expert_format
+           else attention.dtype end,
+         product.n * case product.n_of when 'heads' then heads when 'kv_heads' then kv_heads when 'intermediate' then intermediate
+           when 'shared_intermediate' then shared_intermediate else 1 end,
+         product.k * case product.k_of when 'heads' then heads when 'kv_heads' then kv_heads when 'intermediate' then intermediate
+           when 'shared_intermediate' then shared_intermediate else 1 end
+  from attention
+  join deployment_settings as settings using (deployment_id)
+  join (select model, layer_kind, unnest(products) as product from model_layers) as further
+    on further.model = settings.model and further.layer_kind = attention.layer_kind
   union all
   select settings.deployment_id, 'model', 'embedding', 'embedding', 'none', 1,
          case when models.draft_inputs is null then 1 else 0 end, settings.dtype, ceil(models.vocab / settings.tp)::bigint, models.hidden

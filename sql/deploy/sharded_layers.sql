@@ -36,6 +36,8 @@ select
        when layers.attention = 'linear' then layers.kv_heads // settings.tp
        else layers.kv_heads end as kv_heads,
   layers.head_dim,
+  coalesce(layers.v_head_dim, layers.head_dim) as value_dim,
+  coalesce(layers.index_heads, models.index_heads, 0) as index_heads,
   layers.ffn,
   case when layers.ffn = 'moe' then layers.intermediate // settings.moe_tp else layers.intermediate // settings.tp end as intermediate,
   layers.experts,
@@ -46,6 +48,7 @@ select
   settings.moe_tp,
   settings.moe_ep,
   models.hidden,
+  coalesce(layers.expert_hidden, models.hidden) as expert_hidden,
   -- messages have 2 bytes per element
   case when fusions.engine is not null
        then coalesce(fusions.most_bytes * case when settings.tp > 2 then 1 else 2 end // (2 * models.hidden), 2147483647) end as fused_norm_tokens,

@@ -12,7 +12,7 @@ gates as (
   select deployment_id, layer_kind, 'shared_activation', count, shared_intermediate, ffn_gated, coalesce(shared_beside_tokens, 0)
   from layers where ffn = 'moe' and shared_intermediate > 0
   union all
-  select deployment_id, layer_kind, 'attention_gate', count, heads * head_dim, true, 0
+  select deployment_id, layer_kind, 'attention_gate', count, heads * value_dim, true, 0
   from layers where attention_output_gate and attention in ('full', 'sliding')
   union all
   -- gated norm on the output of the delta net: reads output and gate, writes one

@@ -11,7 +11,7 @@ with gathers as (
     layers.deployment_id, step_shape_id, layers.layer_kind || '.moe_dispatch', 'moe_dispatch', layers.count, layers.dp,
     -- TensorRT-LLM gathers quantised tokens (run_post_quant_allgather), except with block scales; others gather 16-bit tokens
     case when settings.engine = 'trtllm' then sent_token_bytes(experts.math, experts.format, formats.activation_bits) else 2.0 end
-      * expert_tokens * layers.dp * layers.hidden
+      * expert_tokens * layers.dp * layers.expert_hidden
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join layer_weights as experts on experts.deployment_id = layers.deployment_id and experts.layer_kind = layers.layer_kind

@@ -44,7 +44,7 @@ select
   moe_ep as group_size,
   0.0 as flops,
   -- expected number of distinct ranks of a token's top_k experts, under uniform routing
-  expert_tokens * hidden * moe_ep * (1 - pow(1 - 1.0 / moe_ep, top_k))
+  expert_tokens * expert_hidden * moe_ep * (1 - pow(1 - 1.0 / moe_ep, top_k))
     * case when low_latency and name = 'moe_dispatch' then 1.0
            when exchange_kernel is null then 2.0
            when name = 'moe_combine' then nvfp4_token_bytes()

@@ -3,7 +3,7 @@ with layers as (
   select
     sharded_layers.*,
     case when sharded_layers.attention in ('mla', 'sparse') then models.kv_lora_rank + models.qk_rope_head_dim
-         else 2 * sharded_layers.kv_heads * sharded_layers.head_dim end as columns,
+         else sharded_layers.kv_heads * (sharded_layers.head_dim + sharded_layers.value_dim) end as columns,
     formats.weight_bits / 8 as kv_bytes
   from sharded_layers
   join deployment_settings as settings using (deployment_id)

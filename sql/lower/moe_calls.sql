@@ -25,7 +25,7 @@ select
   engine,
   count,
   all_tokens as tokens,
-  hidden,
+  expert_hidden as hidden,
   intermediate,
   experts,
   experts // moe_ep as local_experts,
@@ -39,6 +39,6 @@ select
   -- space for every choice of all tokens, and for one block minus a row per expert
   case when whole_expert_blocks and format = 'fp8_block' and coalesce(moe_backend, 'deepgemm_moe') = 'deepgemm_moe'
        then whole_blocks(all_tokens * top_k + experts // moe_ep * (expert_block_rows() - 1)) else 0 end as block_rows,
-  moe_flops(all_tokens, top_k, moe_ep, expert_rows, hidden) as flops,
-  moe_bytes(active_experts, expert_rows, hidden, weight_bits, all_tokens, top_k, moe_ep) as bytes
+  moe_flops(all_tokens, top_k, moe_ep, expert_rows, expert_hidden) as flops,
+  moe_bytes(active_experts, expert_rows, expert_hidden, weight_bits, all_tokens, top_k, moe_ep) as bytes
 from routed

@@ -1,7 +1,8 @@
 -- Causal softmax attention of new tokens over cached and new tokens, with grouped queries and sliding windows
 with chunks as (
   select
-    layers.*, shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
+    -- keys and values of different width count as of their mean: products and bytes are the same
+    layers.* replace ((layers.head_dim + layers.value_dim) // 2 as head_dim), shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
     formats.weight_bits / 8 as kv_bytes,
     shapes.prefill_requests as batch,
     shapes.prefill_tokens as new_tokens,

@@ -8,8 +8,8 @@ select
   layers.engine,
   layers.count,
   layers.dp as group_size,
-  (layers.dp - 1.0) * step_tokens.expert_tokens * layers.hidden as flops,
-  2.0 * step_tokens.expert_tokens * layers.dp * layers.hidden as bytes
+  (layers.dp - 1.0) * step_tokens.expert_tokens * layers.expert_hidden as flops,
+  2.0 * step_tokens.expert_tokens * layers.dp * layers.expert_hidden as bytes
 from sharded_layers as layers
 join deployment_settings as settings using (deployment_id)
 join step_tokens using (deployment_id)

@@ -6,7 +6,7 @@ with layers as (
          when models.rope_layers = 'sliding' and sharded_layers.attention = 'full' then 0
          else (sharded_layers.heads + sharded_layers.kv_heads) * models.rotary_dim end as columns,
     case when sharded_layers.attention in ('mla', 'sparse') then models.kv_lora_rank + models.qk_rope_head_dim
-         else 2 * sharded_layers.kv_heads * sharded_layers.head_dim end as kv_columns,
+         else sharded_layers.kv_heads * (sharded_layers.head_dim + sharded_layers.value_dim) end as kv_columns,
     formats.weight_bits / 8 as kv_bytes,
     writes.launched as kv_write_apart
   from sharded_layers

@@ -1,6 +1,6 @@
 -- Sparse attention: an indexer scores every cached token in FP8, then MLA in the latent space attends to the top index_top_k
 with layers as (
-  select sharded_layers.*, models.index_heads, models.index_head_dim, models.index_top_k, models.kv_lora_rank, models.qk_rope_head_dim,
+  select sharded_layers.*, models.index_head_dim, models.index_top_k, models.kv_lora_rank, models.qk_rope_head_dim,
          settings.dtype, formats.weight_bits / 8 as kv_bytes, indexing.math as index_math
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
@@ -31,6 +31,7 @@ work as (
     requests * visible_pairs(new_tokens, cached, case name when 'indexer' then 0 else index_top_k end) as visible_pairs,
     requests * case when name = 'indexer' then cached + new_tokens else least(cached + new_tokens, new_tokens * index_top_k) end as keys_read
   from layers join chunks using (deployment_id)
+  where name <> 'indexer' or index_heads > 0
 )
 select
   deployment_id,

@@ -196,5 +196,57 @@ def test_nemotron_h_layers_are_one_block_each():
     assert kinds(listed) == [("linear_none", 1, 0), ("none_dense", 1, 0), ("full_none", 1, 0)]
     with pytest.raises(errors.InvalidInput, match="hybrid_override_pattern entry 'X' is not supported"):
         catalogued("nemotron-h-56b-base-8k", hybrid_override_pattern="M-X")
-    with pytest.raises(errors.InvalidInput, match="moe_latent_size. is 1024, but must be absent"):
-        catalogued("nvidia-nemotron-3-nano-30b-a3b-bf16", moe_latent_size=1024)
+
+
+def by_kind(model):
+    return {layer["layer_kind"]: layer for layer in catalogued(model)[1]}
+
+
+def test_experts_of_a_latent_width():
+    moe = by_kind("nvidia-nemotron-3-super-120b-a12b-fp8")["none_moe"]
+    assert (moe["count"], moe["expert_hidden"], moe["experts"], moe["top_k"]) == (40, 1024, 512, 22)
+    assert [(each["name"], each["n"], each["k"]) for each in moe["products"]] == [
+        ("latent_down_proj", 1024, 4096),
+        ("latent_up_proj", 4096, 1024),
+    ]
+    plain = by_kind("nvidia-nemotron-3-nano-30b-a3b-bf16")["none_moe"]
+    assert plain["expert_hidden"] is plain["products"] is None
+
+
+def test_layers_that_share_the_selection_of_an_earlier_one():
+    kinds = [(layer["layer_kind"], layer["count"], layer["index_heads"]) for layer in catalogued("glm-5.2")[1]]
+    assert kinds == [("sparse_dense", 3, None), ("sparse_moe", 57, 0), ("sparse_moe_2", 18, None)]
+
+
+def test_heads_differ_by_layer():
+    mimo = by_kind("mimo-v2-flash")
+    sizes = {name: tuple(kind[size] for size in ("kv_heads", "head_dim", "v_head_dim")) for name, kind in mimo.items()}
+    assert sizes == {"full_dense": (4, 192, 128), "sliding_moe": (8, 192, 128), "full_moe": (4, 192, 128)}
+    gemma = by_kind("gemma-4-26b-a4b")
+    assert [(kind["count"], kind["kv_heads"], kind["head_dim"]) for kind in gemma.values()] == [
+        (25, 8, 256),
+        (5, 2, 512),
+    ]
+    assert {kind["shared_intermediate"] for kind in gemma.values()} == {2112}
+
+
+def test_a_searched_architecture_skips_attention_and_narrows_its_layers():
+    kinds = catalogued("llama-3_3-nemotron-super-49b-v1")[1]
+    assert sum(kind["count"] for kind in kinds if kind["attention"] == "full") == 49
+    # ffn_mult 2.625: two thirds of 5.25 x 8192 in blocks of 256
+    assert {kind["intermediate"] for kind in kinds if kind["attention"] == "full"} == {14336, 28672}
+    assert min(kind["intermediate"] for kind in kinds) == 2816
+
+
+def test_delta_attention_beside_latent_attention():
+    kimi = by_kind("kimi-k3")
+    assert {name: kind["count"] for name, kind in kimi.items()} == {"linear_dense": 1, "linear_moe": 68, "mla_moe": 24}
+    assert kimi["mla_moe"]["products"][0] | {"n": 128, "n_of": "heads", "k": 7168} == kimi["mla_moe"]["products"][0]
+    flash = by_kind("glm-5.3-flash")
+    assert {name: kind["count"] for name, kind in flash.items()} == {
+        "linear_dense": 3,
+        "sparse_moe": 11,
+        "linear_moe": 31,
+    }
+    streams = next(each for each in flash["sparse_moe"]["products"] if each["name"] == "attention_stream_proj")
+    assert (streams["n"], streams["k"]) == (24, 4 * 4096)

@@ -126,7 +126,7 @@ def test_hf_quant_config_wins():
         ({"quant_method": "gptq", "bits": 3}, "bits 3 is not supported"),
         ({"quant_method": "gptq"}, "has no field 'bits'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
-        (compressed(group("float", 4, group_size=16)), "float4 weights, plain activations' is not supported"),
+        (compressed(group("float", 6, group_size=16)), "float6 weights, plain activations' is not supported"),
         (compressed(group("float", 4, True, group_size=64)), "float4 weights, quantised activations' is not supported"),
         (compressed(group("int", 4, True)), "int4 weights, quantised activations' is not supported"),
         (compressed(group("int", 8), ignore=["re:(("]), r"'re:\(\(', but must be a list of module names and valid"),

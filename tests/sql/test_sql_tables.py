@@ -35,9 +35,14 @@ def filled(session: Session, table: str, rows: list[Row]) -> pa.Table:
     assert not stray, f"{table} has no columns {stray}"
     defaults = {**DEFAULTS["columns"], **DEFAULTS["tables"].get(table, {})}
     names = {column.name: column.arrow_type for column in contract.columns}
-    return pa.table(
-        {name: pa.array([row.get(name, defaults.get(name)) for row in rows], kind) for name, kind in names.items()}
-    )
+    like = DEFAULTS["like"]
+
+    def value(row: Row, name: str) -> Any:
+        """The value stated for a column, else that of the column that it is like."""
+        other = like.get(name) if table == "sharded_layers" else None
+        return row[name] if name in row else value(row, other) if other else defaults.get(name)
+
+    return pa.table({name: pa.array([value(row, name) for row in rows], kind) for name, kind in names.items()})
 
 
 def flat(row: Row) -> Row:
