@@ -28,7 +28,7 @@ from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.replays import planned_runs
 from kernelsight.evaluation.runs.scores import is_scored_separately
 from kernelsight.scenario.corrections import give_corrections
-from kernelsight.scenario.load_flags import LENGTHS, LOAD
+from kernelsight.scenario.flags import LENGTHS, LOAD
 from kernelsight.scenario.plan import give_plan, plan_rows
 
 NAMES = ("campaign", "model", "gpu", "tp", "ep", "dp", "engine", "engine_version", "quantization")

@@ -345,8 +345,7 @@ def _verbs_with(flag: str) -> list[str]:
 
 def _engine_option(flag: str, engine: str | None) -> str | None:
     """Return advice on an option of a serving engine, that of the deployment first, which is no flag here, or None."""
-    from kernelsight.scenario.deployment_flags import ENGINES, ON_COMMAND_LINE
-    from kernelsight.scenario.flags import FLAGS
+    from kernelsight.scenario.flags import ENGINES, FLAGS, ON_COMMAND_LINE
     from kernelsight.scenario.launch.engine_options import options, spelled
 
     engines = sorted(ENGINES, key=lambda name: name != engine)

@@ -97,7 +97,7 @@ def whole_number(text: str) -> int:
 def add_flags(group: argparse._ActionsContainer, added: tuple[Flag, ...]) -> None:
     """Add flags to a parser as options; an unset one is None."""
     for flag in added:
-        how: dict[str, Any] = {"dest": flag.name, "help": flag.help}
+        how: dict[str, Any] = {"dest": flag.name, "help": (flag.help or "").replace("%", "%%")}
         if flag.kind == "switch":
             how |= {"action": argparse.BooleanOptionalAction, "default": None}
         elif flag.kind == "yes":
@@ -115,7 +115,7 @@ def add_flags(group: argparse._ActionsContainer, added: tuple[Flag, ...]) -> Non
         if flag.name == "launch":
             how["action"] = _Once
         option = group.add_argument(*flag.options, **how)
-        option.everyday = flag.name in flags.EVERYDAY
+        option.everyday = flag.everyday
 
 
 def add_output(verb: argparse.ArgumentParser, file_help: str, formats: tuple[str, ...] = FORMATS) -> None:

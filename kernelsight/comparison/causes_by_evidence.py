@@ -25,13 +25,12 @@ from kernelsight.comparison.errors import (
 )
 from kernelsight.comparison.factors import STEP_MS
 from kernelsight.comparison.incidents import Incident, incidents_of
-from kernelsight.comparison.log_replayer import LogReplayer
+from kernelsight.comparison.log_replayer import LogReplayer, Sample
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.observed_limits import budget_limit, caches_nothing, seats_limit
+from kernelsight.comparison.observed_limits import BUDGETS, budget_limit, caches_nothing, seats_limit
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of
-from kernelsight.comparison.sample import Sample
-from kernelsight.comparison.signature import signature
+from kernelsight.comparison.signature import Signature, signature
 from kernelsight.comparison.signature_causes import (
     AGREES,
     LEAST_FACTOR,
@@ -53,7 +52,7 @@ LEAST_QUIET = 60
 # the load is a cause if it differs from its description by this share of E2E
 LEAST_LOAD = 0.03
 # settings that the signature shows
-SETTINGS = {"enable_prefix_caching", "enforce_eager", "quantization", "tensor_parallel_size", "max_num_batched_tokens"}
+SETTINGS = {"enable_prefix_caching", "enforce_eager", "quantization", "tensor_parallel_size"}
 # causes explain a log entirely if they leave at most this mean square of relative residuals
 MISSES_NOTHING = 0.015**2
 # kinds of causes within the prediction's own uncertainty, and the mean error that is within it
@@ -195,13 +194,28 @@ def _log_wide_cause(log: ComparedLog, base: Replayed, quiet: np.ndarray, session
     if log.question.suspects == "all":
         candidates += _settings(log, early, session)
     best = best_fitting(candidates, observed)
+    if (best is None or best.cause.name == "host") and _launches_without_graphs(candidates, observed, log):
+        return Cause("setting", "enforce_eager", "true")
     return best.cause if best else None
 
 
+def _launches_without_graphs(candidates: Sequence[CandidateCause], observed: Signature, log: ComparedLog) -> bool:
+    """Whether decode steps are slower by launches without a CUDA graph, by a size that replays do not know."""
+    eager = next((candidate for candidate in candidates if candidate.cause.name == "enforce_eager"), None)
+    if eager is None or not np.isfinite(observed.tpot_ms) or log.settings.get("graph_max_tokens") == 0:
+        return False
+    slowdown = observed.tpot_ms / observed.predicted[2]
+    slope = observed.prompt_token_us / max(observed.predicted[1], 1e-9)
+    # a slower GPU would make prompts slower too
+    return bool(slowdown > 0.15 and slope < 0.5 * slowdown and eager.misfit < observed.misfit)
+
+
 def _settings(log: ComparedLog, early: np.ndarray, session: Session) -> list[CandidateCause]:
-    """Return the settings one step from the stated ones as candidates, with the misfit of their replays."""
+    """Return settings one step from the stated ones and every usual step budget, with the misfit of their replays."""
     sample = Sample(LogReplayer(session, log.load), log.measured, log.sample_rows)
     changes = [change for _, change in alternatives(log.settings, log.question.flags) if set(change) <= SETTINGS]
+    budget = log.settings["max_num_batched_tokens"]
+    changes += [{"max_num_batched_tokens": size} for size in BUDGETS if size != budget]
     replays = sample.serve([Variant({**log.question.flags, **change}) for change in changes], with_parts=False)
     candidates = []
     for change, replayed in zip(changes, replays, strict=True):
@@ -247,11 +261,8 @@ def cause_rows(
             incidents = [Incident(*(row[name] for name in INCIDENT)) for row in events]
             load_ms = next(row["miss_ms"] for row in parts if row["part"] == "workload")
             base, factors = base_of(log_replays, log.comparison_id), interval_factors(intervals)
-            for index, cause in enumerate(causes_of(log, base, incidents, load_ms, fitted, factors, session)):
-                word = cause.value if isinstance(cause.value, str) else None
-                value = None if isinstance(cause.value, str) else cause.value
-                shared = {"comparison_id": log.comparison_id, "place": index, "value": value, "word": word}
-                rows.append(cause._asdict() | shared)
+            causes = causes_of(log, base, incidents, load_ms, fitted, factors, session)
+            rows += [{"comparison_id": log.comparison_id, **cause.as_row(n)} for n, cause in enumerate(causes)]
     return rows
 
 

@@ -17,9 +17,9 @@ from kernelsight.comparison.measured_requests import (
     check_replicas,
     measured_of,
 )
+from kernelsight.comparison.order_of_sending import in_order_of_sending
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import load_of_log
-from kernelsight.comparison.sample import in_order_of_sending
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 

@@ -22,13 +22,12 @@ from kernelsight.comparison.factors import (
     variant_of,
 )
 from kernelsight.comparison.likelihood import StepLikelihoods
-from kernelsight.comparison.log_replayer import LogReplayer
+from kernelsight.comparison.log_replayer import LogReplayer, Sample
 from kernelsight.comparison.observed_limits import is_limited
 from kernelsight.comparison.observed_steps import ObservedSteps, observed_steps_of, typical_context
 from kernelsight.comparison.replay import KERNELS, REPLAYED_PARTS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
 from kernelsight.comparison.residuals import NOTHING, group_residuals, similar
-from kernelsight.comparison.sample import Sample
 from kernelsight.comparison.settings import contradictions
 from kernelsight.comparison.signature_causes import LEAST_FACTOR, MOST_FACTOR
 from kernelsight.dataflow.blas import one_blas_thread

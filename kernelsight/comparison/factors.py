@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import KERNELS, NO_LOAD, REPLAYED_PARTS, Replayed, Variant
-from kernelsight.comparison.sample import part_of
+from kernelsight.comparison.replay import KERNELS, NO_LOAD, REPLAYED_PARTS, Replayed, Variant, part_of
 from kernelsight.dataflow.session import Session
 from kernelsight.forward.forward_step import whole_step
 from kernelsight.scenario.plan import give_plan, plan_rows

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from kernelsight.comparison.factors import PARAMETERS
 from kernelsight.comparison.observed_steps import ObservedSteps
-from kernelsight.comparison.replay import KERNELS, NO_LOAD
-from kernelsight.comparison.sample import part_of
+from kernelsight.comparison.replay import KERNELS, NO_LOAD, part_of
 from kernelsight.dataflow.session import Session
 from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.serving.costs.cuda_graphs import step_padding

@@ -15,10 +15,10 @@ from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted
 from kernelsight.comparison.log_changes import LENGTHEN, Changes, LogPair, changes_between
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured, measured_of
+from kernelsight.comparison.order_of_sending import in_order_of_sending
 from kernelsight.comparison.power import mean_power, measured_power
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import Replayed, Variant, load_of_log
-from kernelsight.comparison.sample import in_order_of_sending
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.comparison.verdict import AGREES, cause_sentence
 from kernelsight.dataflow.blas import one_blas_thread
@@ -114,15 +114,9 @@ def _rows(
     changes: Changes, requests: Sequence[pa.Table], measured: Sequence[Measured]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of the tables of changes by name."""
-    causes = []
-    for index, cause in enumerate(changes.causes):
-        word = cause.value if isinstance(cause.value, str) else None
-        causes.append(
-            {**cause._asdict(), "place": index, "value": None if word is not None else cause.value, "word": word}
-        )
     return {
         "log_changes": [{"place": index, **row} for index, row in enumerate(changes.rows)],
-        "change_causes": causes,
+        "change_causes": [cause.as_row(index) for index, cause in enumerate(changes.causes)],
         "change_latencies": _latencies(requests, measured, changes.base),
     }
 

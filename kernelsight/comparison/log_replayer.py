@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import KERNELS, LOAD, LONG, NO_LOAD, REPLAYED_PARTS, Replayed, Variant
 from kernelsight.dataflow.freed_memory import return_freed_memory
 from kernelsight.dataflow.session import Session
@@ -249,3 +250,20 @@ def _unserved(n: int, with_parts: bool) -> Replayed:
     parts_ns = [np.zeros((phases, size), np.int64) for _ in (REPLAYED_PARTS if with_parts else ())]
     moments = (np.full(n, -1, np.int64) for _ in range(4))
     return Replayed(np.zeros(n, np.int64), *moments, parts_ns, np.zeros((phases, size), np.int64))
+
+
+class Sample(NamedTuple):
+    """Consecutive requests of a log, and their replays; ``rows``: their indices in the log."""
+
+    replayer: LogReplayer
+    log_measured: Measured
+    rows: np.ndarray
+
+    @property
+    def measured(self) -> Measured:
+        """The measured times of these requests."""
+        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.log_measured))
+
+    def serve(self, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
+        """Return a replay of these requests on every variant."""
+        return self.replayer.serve(variants, self.rows, with_parts=with_parts)

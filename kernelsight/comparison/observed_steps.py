@@ -10,8 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import KERNELS
-from kernelsight.comparison.sample import part_of
+from kernelsight.comparison.replay import KERNELS, part_of
 from kernelsight.forward.forward_step import whole_step
 
 # steps with prompts, and steps without, that are used: evenly over their sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from kernelsight.comparison.miss_parts import PARTS, Misses, misses_of
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.replayed_log import base_of, explained_of, joined, table_of
 from kernelsight.comparison.residuals import NOTHING
-from kernelsight.comparison.sample import drawn_e2e
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 
@@ -44,6 +43,18 @@ def request_table(
             drawn = drawn_e2e(session, {**log.question.flags, **described_load}, base) if described_load else None
             tables.append(_by_request(log, base, misses_of(log.measured, base, explanation, drawn)))
     return joined("prediction_vs_production", tables)
+
+
+def drawn_e2e(session: Session, flags: Mapping[str, Any], base: Replayed) -> np.ndarray:
+    """Return the E2E of the described load for each request, ns: the quantile at the request's rank in ``base``.
+
+    ``flags``: deployment and load as described, which are simulated.
+    """
+    run = session.simulate(**flags)
+    drawn_ns = np.sort(run.table("request_metrics")["e2e_ms"].to_numpy()) * 1e6
+    predicted_ms = np.where(base.served, base.e2e_ms, np.inf)
+    rank = (np.argsort(np.argsort(predicted_ms)) + 0.5) / max(int(base.served.sum()), 1)
+    return np.rint(np.quantile(drawn_ns, np.clip(rank, 0.0, 1.0))).astype(np.int64)
 
 
 def _state_of(log: ComparedLog, base: Replayed, replays: pa.Table, parameters: pa.Table, causes: pa.Table) -> State:

@@ -169,3 +169,18 @@ def conformed(columns: Mapping[str, Any]) -> pa.Table:
     from kernelsight.dataflow.contract import conform
 
     return conform(pa.table(dict(columns)), contracts()["load_requests"], trusted=True)
+
+
+def part_of(family: str, phase: str) -> str | None:
+    """Return the part of KERNELS that a kernel family belongs to in a phase (prefill, decode); None: to none."""
+    if family in ("host", "overlap", "p2p"):
+        return None
+    if family == "moe":
+        return "moe"
+    if family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        return "communication"
+    if family in ("prefill_attention", "mla_prefill"):
+        return "prefill_attention"
+    if family in ("decode_attention", "mla_decode"):
+        return "decode_attention"
+    return f"{phase}_gemm"

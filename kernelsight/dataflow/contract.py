@@ -31,6 +31,7 @@ _TABLE_FIELDS = {
     "like": str | list,
     "without": list,
     "optional": bool,
+    "options": list,
 }
 _COLUMN_FIELDS = {
     "name": str,
@@ -41,6 +42,20 @@ _COLUMN_FIELDS = {
     "key": bool,
     "reference": str,
     "check": str,
+}
+# of an option of the questions about a table; scenario/flag.py reads them
+_OPTION_FIELDS = {
+    "name": str,
+    "group": str,
+    "kind": str,
+    "help": str,
+    "metavar": str,
+    "column": str,
+    "option": list,
+    "in": list,
+    "min": int | float,
+    "max": int | float,
+    "everyday": bool,
 }
 
 
@@ -151,6 +166,11 @@ def _read_contract(path: Path, declarations: Mapping[str, dict[str, Any]]) -> Co
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise _malformed(path, f"duplicate columns {', '.join(duplicates)}")
+    for option in declaration.get("options", ()):
+        label = f"option {option['name']}" if isinstance(option, dict) and "name" in option else "an option"
+        _check_fields(path, label, option, _OPTION_FIELDS, required=["name", "group"])
+        if option.get("column", names[0]) not in names:
+            raise _malformed(path, f"{label} sets the column {option['column']!r}, which the table does not have")
     return Contract(declaration["table"], declaration["kind"], declaration["grain"], declaration["doc"], columns)
 
 

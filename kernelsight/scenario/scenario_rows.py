@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, UnknownName, unknown
-from kernelsight.scenario.deployment_flags import SPECULATION
 from kernelsight.scenario.flag import LONGEST_LOAD_S
 from kernelsight.scenario.flag_values import typed_value
-from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
+from kernelsight.scenario.flags import (
+    ALIASES,
+    DEPLOYMENT_FLAGS,
+    FLAGS,
+    LOAD_FLAGS,
+    POOL_FLAGS,
+    PREFILL_FLAGS,
+    SPECULATION,
+)
 from kernelsight.scenario.load_rules import with_finite_rate
 from kernelsight.scenario.speculation import MTP_SUFFIX, mtp_rows, with_method
 

@@ -15,8 +15,18 @@ import pyarrow as pa
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput, flags_in_errors
 from kernelsight.present.output import clean
-from kernelsight.scenario.deployment_flags import DEPLOYMENT, LIMITS, POLICIES, PREFILL, SPECULATION
-from kernelsight.scenario.load_flags import LENGTHS, LOAD, POOLS, ROUTER, SITE
+from kernelsight.scenario.flags import (
+    DEPLOYMENT,
+    LENGTHS,
+    LIMITS,
+    LOAD,
+    POLICIES,
+    POOLS,
+    PREFILL,
+    ROUTER,
+    SITE,
+    SPECULATION,
+)
 from kernelsight.session import Session, connect
 
 # of an answer: rows, characters of a text in a row, bytes as JSON (some 30,000 tokens of a language model)

@@ -51,7 +51,7 @@ def test_every_tool_is_listed_as_read_only_with_its_flags() -> None:
     assert all(tool.annotations.read_only_hint and tool.description for tool in listed.values())
     fields = listed["simulate"].input_schema["properties"]
     assert {"model", "gpu", "tensor_parallel_size", "request_rate", "launch"} <= fields.keys()
-    assert fields["max_num_seqs"]["description"] == "maximum number of sequences in a batch"
+    assert fields["max_num_seqs"]["description"] == "maximum number of running requests"
     assert fields["max_num_seqs"]["type"] == "integer" and listed["size"].input_schema["properties"][
         "max_num_seqs"
     ] == {"type": "integer"}

@@ -1,38 +1,16 @@
-"""Requests of logs in order of sending, samples of them, and the E2E that a described load predicts for them."""
+"""Requests of logs on one time line, in order of sending."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.comparison.log_replayer import LogReplayer
-from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.replay import Replayed, Variant
-from kernelsight.dataflow.session import Session
-
 # pause between logs of several runs, which are replayed in sequence: time to drain
 PAUSE_S = 60.0
-
-
-class Sample(NamedTuple):
-    """Consecutive requests of a log, and their replays; ``rows``: their indices in the log."""
-
-    replayer: LogReplayer
-    log_measured: Measured
-    rows: np.ndarray
-
-    @property
-    def measured(self) -> Measured:
-        """The measured times of these requests."""
-        return Measured(*(value[self.rows] if isinstance(value, np.ndarray) else value for value in self.log_measured))
-
-    def serve(self, variants: Sequence[Variant], *, with_parts: bool = True) -> list[Replayed]:
-        """Return a replay of these requests on every variant."""
-        return self.replayer.serve(variants, self.rows, with_parts=with_parts)
 
 
 def in_order_of_sending(requests: pa.Table, logs: pa.Table) -> pa.Table:
@@ -101,30 +79,3 @@ def _is_in_order(sent: pa.ChunkedArray) -> bool:
     """Whether times ascend, so that a long log need not be sorted and copied."""
     times = sent.to_numpy()
     return not sent.null_count and bool(np.all(times[1:] >= times[:-1]))
-
-
-def part_of(family: str, phase: str) -> str | None:
-    """Return the part of KERNELS that a kernel family belongs to in a phase (prefill, decode); None: to none."""
-    if family in ("host", "overlap", "p2p"):
-        return None
-    if family == "moe":
-        return "moe"
-    if family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-        return "communication"
-    if family in ("prefill_attention", "mla_prefill"):
-        return "prefill_attention"
-    if family in ("decode_attention", "mla_decode"):
-        return "decode_attention"
-    return f"{phase}_gemm"
-
-
-def drawn_e2e(session: Session, flags: Mapping[str, Any], base: Replayed) -> np.ndarray:
-    """Return the E2E of the described load for each request, ns: the quantile at the request's rank in ``base``.
-
-    ``flags``: deployment and load as described, which are simulated.
-    """
-    run = session.simulate(**flags)
-    drawn_ns = np.sort(run.table("request_metrics")["e2e_ms"].to_numpy()) * 1e6
-    predicted_ms = np.where(base.served, base.e2e_ms, np.inf)
-    rank = (np.argsort(np.argsort(predicted_ms)) + 0.5) / max(int(base.served.sum()), 1)
-    return np.rint(np.quantile(drawn_ns, np.clip(rank, 0.0, 1.0))).astype(np.int64)
