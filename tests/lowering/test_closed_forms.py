@@ -324,6 +324,19 @@ def test_parameters_that_a_token_passes(catalogue, model, billions, source):
     assert active / 1e9 == pytest.approx(billions, rel=0.025), source
 
 
+@pytest.mark.parametrize(
+    ("model", "gigabytes"),
+    [
+        ("llama-3.1-8b", 16.06),  # total_size of its safetensors index
+        ("gpt-oss-120b", 60.8 * 1.073741824),  # model card (arXiv 2508.10925), table 1: GiB
+        ("gpt-oss-20b", 12.8 * 1.073741824),
+    ],
+)
+def test_weights_are_those_of_the_published_checkpoint(ask, model, gigabytes):
+    weight_bytes = sum(row["weight_bytes"] for row in ask("layer_weights", model))
+    assert weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
+
+
 def test_cache_bytes_per_token(ask):
     rows = ask("kv_layout", *({"model": model, "kv_cache_dtype": "bf16"} for model in CACHE_BYTES))
     assert {row["deployment_id"]: (row["full_token_bytes"], row["window_token_bytes"]) for row in rows} == CACHE_BYTES
