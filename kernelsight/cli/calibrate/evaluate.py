@@ -16,7 +16,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
-    from kernelsight.evaluation.kernels.few_shot import PointBudget
+    from kernelsight.evaluation.kernels.evaluations import PointBudget
 
 
 def declare(verb: argparse.ArgumentParser) -> None:
@@ -26,20 +26,13 @@ def declare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--tier",
         choices=("cross-generation", "target-measured"),
-        help="kernel latency model to score (default: cross-generation; target-measured with --budget or --points)",
+        help="kernel latency model to score (default: cross-generation; target-measured with --budget)",
     )
     verb.add_argument(
         "--budget",
         type=float,
         metavar="SHARE",
         help="share of the test GPU's sites (distinct kernel shapes) used as measurements",
-    )
-    verb.add_argument(
-        "--points",
-        type=int,
-        metavar="K",
-        help="measure K planned points of each kernel of the test GPU instead of a share of its sites, and score the "
-        "other calls",
     )
     verb.add_argument(
         "--whole-layers",
@@ -126,7 +119,7 @@ def split_of(arguments: Any) -> Split:
 
 def points_of(arguments: Any) -> PointBudget | None:
     """Return the budget of points that the flags set, or None; InvalidInput: fewer than one point."""
-    from kernelsight.evaluation.kernels.few_shot import PointBudget
+    from kernelsight.evaluation.kernels.evaluations import PointBudget
 
     if arguments.points is not None and arguments.random_points is not None:
         raise InvalidInput("--points plans what to measure and --random-points draws it; give one of them.")
