@@ -6,23 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from kernelsight.cli.backtest_page import backtest_page
 from kernelsight.cli.options import open_session
-from kernelsight.cli.pages.backtest_page import page
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_rows, scopes
 from kernelsight.evaluation.runs.campaigns import spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.plots import check_picture, draw
+from kernelsight.evaluation.runs.plots import check_picture, draw, plots
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
-from kernelsight.present.output import (
-    as_json,
-    check_ending,
-    note,
-    print_page,
-    print_rows,
-    write_table,
-    write_text,
-)
+from kernelsight.present.output import PAGE_ENDINGS, as_json, check_ending, note, write_table, write_text
+from kernelsight.present.show import HTML, show
 
 SCORE_COLUMNS = (
     "scope",
@@ -35,7 +28,7 @@ NESTED = ("flags", "recipes", "errors", "interval_factors", "compared", "tiers")
 
 def run(arguments: Any) -> None:
     """Replay the measured runs, print the scores, and write the report, plots and tables."""
-    target = check_ending(arguments.output)
+    target = check_ending(arguments.output, PAGE_ENDINGS)
     picture = check_picture(arguments.plot)
     levels = tuple(dict.fromkeys(arguments.constants.split(",")))
     check_options(levels, arguments.against)
@@ -68,11 +61,14 @@ def run(arguments: Any) -> None:
         draw(rows, answer, picture)
     if target and target.suffix == ".json":
         write_text(as_json(answer) + "\n", target)
-    elif target and target.suffix != ".duckdb":
+    elif target and target.suffix not in (".duckdb", HTML):
         import pyarrow as pa
 
         write_table(pa.Table.from_pylist(flat_rows(rows, NESTED)), target)
-    _print(answer, arguments.format)
+    page = backtest_page(answer, lambda: plots(rows, answer))
+    show(page, arguments.format, target, score_rows(answer), list(SCORE_COLUMNS))
+    if arguments.format == "table":
+        _note(answer)
 
 
 def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -89,15 +85,8 @@ def score_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _print(answer: dict, form: str) -> None:
-    """Print the report as JSON, its scores as CSV, or the page for a terminal."""
-    if form == "json":
-        print(as_json(answer))
-        return
-    if form == "csv":
-        print_rows(score_rows(answer), list(SCORE_COLUMNS), form)
-        return
-    print_page(page(answer))
+def _note(answer: Mapping[str, Any]) -> None:
+    """Note runs that were excluded or not simulated, and what is assumed."""
     for excluded in answer["excluded"]:
         note(f"excluded {excluded['n']:,}: {excluded['reason']}")
     for sentence in answer["assumed"]:

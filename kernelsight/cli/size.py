@@ -12,25 +12,15 @@ from kernelsight.cli.options import (
     launch_line,
     open_session,
 )
-from kernelsight.cli.pages.size_lines import size_lines
 from kernelsight.errors import InvalidInput
 from kernelsight.files.numbers import read_number
-from kernelsight.present.output import (
-    ENDINGS,
-    as_csv,
-    as_json,
-    check_ending,
-    note,
-    print_page,
-    status,
-    write_table,
-)
+from kernelsight.present.output import PAGE_ENDINGS, check_ending, note, status, write_table
+from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.objectives import parse_slo
 
 if TYPE_CHECKING:
     from kernelsight.session import Session
-    from kernelsight.sizing.answer import Sizing
 
 # flags of the load and the router that the search sets
 VARIED = frozenset(
@@ -41,7 +31,7 @@ FILES = (".csv", ".json")
 
 def run(arguments: Any) -> None:
     """Size, print the answer, and write its rows, tables or page."""
-    target = check_ending(arguments.output, (*ENDINGS, ".html"))
+    target = check_ending(arguments.output, PAGE_ENDINGS)
     if not arguments.slo:
         raise InvalidInput("size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.")
     slo = parse_slo(arguments.slo)
@@ -58,9 +48,14 @@ def run(arguments: Any) -> None:
         question |= {"gpus": [*names, *_own_gpus(session, files)], "slo": slo, "report": _show}
         question |= {"search": _search(arguments.search or []), "correction": arguments.correction}
         sizing = session.size(**question, **given_flags)
-        if target:
-            _write(sizing, target)
-    _print(sizing, arguments.format)
+        if target and target.suffix == ".duckdb":
+            sizing.save(target)
+        elif target and target.suffix != HTML:
+            write_table(sizing.table(), target)
+    if sys.stderr.isatty():
+        status()
+    columns = list(dict.fromkeys(name for row in sizing.rows for name in row))
+    show(sizing.page(), arguments.format, target, sizing.rows, columns)
 
 
 def _gpus(text: str) -> tuple[list[str], list[Path]]:
@@ -112,28 +107,3 @@ def _show(text: str) -> None:
         status(f"  {text}")
     else:
         note(text)
-
-
-def _write(sizing: Sizing, target: Path) -> None:
-    """Write a sizing as an HTML page, a saved session or a table of its rows."""
-    if target.suffix == ".html":
-        from kernelsight.present.html.size_page import write_size_page
-        from kernelsight.sizing.answer import columns_shown
-
-        write_size_page(sizing.as_dict(), columns_shown(sizing.rows), target)
-    elif target.suffix == ".duckdb":
-        sizing.save(target)
-    else:
-        write_table(sizing.table(), target)
-
-
-def _print(sizing: Sizing, form: str) -> None:
-    """Print a sizing as JSON, CSV or a page for a terminal."""
-    if sys.stderr.isatty():
-        status()
-    if form == "json":
-        print(as_json(sizing.as_dict()))
-    elif form == "csv":
-        print(as_csv(sizing.rows, list(dict.fromkeys(name for row in sizing.rows for name in row))), end="")
-    else:
-        print_page(size_lines(sizing))

@@ -12,10 +12,11 @@ from kernelsight.cli.options import (
     launch_line,
     open_session,
 )
-from kernelsight.cli.pages.sweep_page import print_sweep
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import rounded
-from kernelsight.present.output import check_ending, note, status, write_table
+from kernelsight.present.output import PAGE_ENDINGS, check_ending, note, status, write_table
+from kernelsight.present.pages.sweep import sweep_page
+from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import parse_objectives, parse_slo
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 def run(arguments: Any) -> None:
     """Simulate the grid or search its highest rates; print and write the rows."""
-    target = check_ending(arguments.output)
+    target = check_ending(arguments.output, PAGE_ENDINGS)
     _check_words(arguments, target)
     slo = parse_slo(arguments.slo or [])
     goodput = parse_objectives(arguments.goodput or [])
@@ -59,11 +60,11 @@ def run(arguments: Any) -> None:
         sweep = WhatIf.of(session, rows, **options)
         if target and target.suffix == ".duckdb":
             sweep.save(target)
-        elif target:
+        elif target and target.suffix != HTML:
             write_table(sweep.summary, target)
         if execution.folder:
             Store(execution.folder).remove()
-        print_sweep(sweep.summary, {"pareto_front": sweep.pareto_front, "energy_front": sweep.energy_front}, arguments)
+        show(sweep.page(slo), arguments.format, target, sweep.summary.to_pylist(), sweep.summary.column_names)
 
 
 def _refuse_another_sweep(
@@ -105,9 +106,9 @@ def _find_rates(
     if target and target.suffix == ".duckdb":
         session_of_rates.give(SWEEP, table)
         session_of_rates.save(target, [SWEEP, *sorted(session_of_rates.given()), *TABLES])
-    elif target:
+    elif target and target.suffix != HTML:
         write_table(table, target)
-    print_sweep(table, {}, arguments)
+    show(sweep_page(table, {}, slo, arguments.at_rate), arguments.format, target, table.to_pylist(), table.column_names)
 
 
 def _execution(arguments: Any, target: Path | None) -> Execution:

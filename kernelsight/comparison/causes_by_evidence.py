@@ -261,11 +261,8 @@ def cause_rows(
             incidents = [Incident(*(row[name] for name in INCIDENT)) for row in events]
             load_ms = next(row["miss_ms"] for row in parts if row["part"] == "workload")
             base, factors = base_of(log_replays, log.comparison_id), interval_factors(intervals)
-            for index, cause in enumerate(causes_of(log, base, incidents, load_ms, fitted, factors, session)):
-                word = cause.value if isinstance(cause.value, str) else None
-                value = None if isinstance(cause.value, str) else cause.value
-                shared = {"comparison_id": log.comparison_id, "place": index, "value": value, "word": word}
-                rows.append(cause._asdict() | shared)
+            causes = causes_of(log, base, incidents, load_ms, fitted, factors, session)
+            rows += [{"comparison_id": log.comparison_id, **cause.as_row(n)} for n, cause in enumerate(causes)]
     return rows
 
 

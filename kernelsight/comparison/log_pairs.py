@@ -114,15 +114,9 @@ def _rows(
     changes: Changes, requests: Sequence[pa.Table], measured: Sequence[Measured]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of the tables of changes by name."""
-    causes = []
-    for index, cause in enumerate(changes.causes):
-        word = cause.value if isinstance(cause.value, str) else None
-        causes.append(
-            {**cause._asdict(), "place": index, "value": None if word is not None else cause.value, "word": word}
-        )
     return {
         "log_changes": [{"place": index, **row} for index, row in enumerate(changes.rows)],
-        "change_causes": causes,
+        "change_causes": [cause.as_row(index) for index, cause in enumerate(changes.causes)],
         "change_latencies": _latencies(requests, measured, changes.base),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,11 @@ class Cause(NamedTuple):
     from_s: float | None = None
     to_s: float | None = None
     share: float | None = None
+
+    def as_row(self, place: int) -> dict[str, Any]:
+        """Return its row of ``causes`` or ``change_causes``: a number is ``value``, a text ``word``."""
+        word = self.value if isinstance(self.value, str) else None
+        return {**self._asdict(), "place": place, "value": None if word is not None else self.value, "word": word}
 
 
 class CandidateCause(NamedTuple):

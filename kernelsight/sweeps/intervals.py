@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernelsight.scenario.objectives import interval_columns
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
 
 FIGURES = ("ttft_mean_ms", "ttft_p99_ms", "tpot_mean_ms", "tpot_p99_ms", "output_throughput")
-
-
-def interval_columns(figure: str) -> tuple[str, str]:
-    """Return the names of a figure's columns for the lower and upper end of its interval.
-
-    >>> interval_columns("ttft_p99_ms"), interval_columns("output_throughput")
-    (('ttft_p99_low_ms', 'ttft_p99_high_ms'), ('output_throughput_low', 'output_throughput_high'))
-    """
-    name, unit = (figure.removesuffix("_ms"), "_ms") if figure.endswith("_ms") else (figure, "")
-    return f"{name}_low{unit}", f"{name}_high{unit}"
 
 
 def with_intervals(session: Session, summary: pa.Table) -> pa.Table:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.cli.pages.backtest_page import _peer_rows
+from kernelsight.cli.backtest_page import _peer_rows
 from kernelsight.evaluation.runs.scores import is_fitting, score
 
 HEADER = (

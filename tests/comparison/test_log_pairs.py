@@ -69,45 +69,34 @@ def test_two_runs_of_one_server_agree(session: Session) -> None:
     assert found["requests"] == found["baseline"]["requests"] == N
 
 
-def test_longer_prompts_are_load_and_no_fault_of_the_engine(session: Session) -> None:
-    found = answer(session, served(longer=1.6, seed=2))
-    assert [(cause["kind"], cause["name"]) for cause in found["causes"]] == [("load", "prompt_tokens")]
-    assert found["cause"]["value"] == pytest.approx(1.6, rel=0.06)
-    assert found["parts"][0]["part"] == "workload"
-    assert "prompts are 1.61 times what was before" in found["verdict"]
+QUEUED = {"rate": 15.0, "longer": 2.5}
+SEATS = {"rate": 12.0}
 
 
-def test_a_higher_rate_is_load(session: Session) -> None:
-    found = answer(session, served(rate=5.0, seed=2))
-    assert (found["cause"]["kind"], found["cause"]["name"]) == ("load", "request_rate")
-    assert len(found["causes"]) == 1
-
-
-def test_a_longer_queue_of_more_requests_is_load(session: Session) -> None:
-    found = answer(session, served(rate=15.0, longer=2.5, seed=2), served(rate=8.0, longer=2.5))
-    assert [(cause["kind"], cause["name"]) for cause in found["causes"]] == [("load", "request_rate")]
-    # the queue is twice as long; most of it follows from the prompts in front
-    factors = {row["what"]: row["factor"] for row in found["changes"]}
-    assert factors["ttft_at_the_same_load"] < 1.5
-
-
-def test_a_slower_engine_is_named_with_the_time_from_which_it_is(session: Session) -> None:
-    found = answer(session, served(slow=1.3, slow_from_s=70.0, seed=2))
-    assert (found["cause"]["kind"], found["cause"]["name"]) == ("change", "gpu")
-    assert found["cause"]["value"] == pytest.approx(1.3, rel=0.07) and found["cause"]["from_s"] == pytest.approx(
-        70, abs=6
-    )
-
-
-def test_a_slower_front_end_is_named_by_the_token(session: Session) -> None:
-    found = answer(session, served(prompt_us=80.0, seed=2))
-    assert (found["cause"]["kind"], found["cause"]["name"]) == ("front_end", "per_prompt_token_us")
-    assert found["cause"]["value"] == pytest.approx(60.0, rel=0.15)
-
-
-def test_fewer_seats_are_read_off(session: Session) -> None:
-    found = answer(session, served(rate=12.0, seats=6, seed=2), served(rate=12.0))
-    assert (found["cause"]["kind"], found["cause"]["name"], found["cause"]["value"]) == ("setting", "max_num_seqs", 6)
+@pytest.mark.parametrize(
+    ("after", "before", "kind", "name", "value"),
+    [
+        ({"longer": 1.6}, {}, "load", "prompt_tokens", pytest.approx(1.6, rel=0.06)),
+        ({"rate": 5.0}, {}, "load", "request_rate", pytest.approx(1.79, rel=0.01)),
+        (QUEUED, QUEUED | {"rate": 8.0}, "load", "request_rate", pytest.approx(1.88, rel=0.1)),
+        ({"slow": 1.3, "slow_from_s": 70.0}, {}, "change", "gpu", pytest.approx(1.3, rel=0.07)),
+        ({"prompt_us": 80.0}, {}, "front_end", "per_prompt_token_us", pytest.approx(60.0, rel=0.15)),
+        (SEATS | {"seats": 6}, SEATS, "setting", "max_num_seqs", 6),
+    ],
+)
+def test_what_changed_is_the_first_cause(
+    session: Session, after: dict, before: dict, kind: str, name: str, value: object
+) -> None:
+    found = answer(session, served(seed=2, **after), served(**before))
+    assert (found["cause"]["kind"], found["cause"]["name"], found["cause"]["value"]) == (kind, name, value)
+    assert len(found["causes"]) == 1 or kind != "load", "a changed load is no fault of the engine"
+    if kind == "change":
+        assert found["cause"]["from_s"] == pytest.approx(70, abs=6)
+    if name == "prompt_tokens":
+        assert found["parts"][0]["part"] == "workload" and "1.61 times what was before" in found["verdict"]
+    if after is QUEUED:  # the queue is twice as long; most of it follows from the prompts in front
+        factors = {row["what"]: row["factor"] for row in found["changes"]}
+        assert factors["ttft_at_the_same_load"] < 1.5
 
 
 def simulated(seed: int, rate: float = 12.0, longer: float = 1.0, **changed: int) -> pa.Table:

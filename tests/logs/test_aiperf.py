@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows, settings, statistics
+from tests.logs.asked import faults, rows, settings, statistics
 from tests.logs.written import DATA, lines, save
 
 FILE, EXPORT = DATA / "profile_export.jsonl", DATA / "profile_export_aiperf.json"
@@ -71,9 +71,3 @@ def test_cancelled_and_failed(tmp_path):
     tables = read_logs(save(tmp_path / "a.jsonl", lines([first, failed, *rest[1:]])))
     assert faults(tables)["cancelled"] == 1 and faults(tables)["failed"] == 1
     assert [row["error"] for row in rows(tables) if row["status"] == "error"] == ["HTTP 503"]
-
-
-def test_a_file_of_failures_is_refused(tmp_path):
-    failed = [entry for entry in ENTRIES if "error" in entry]
-    sentence = refusal(save(tmp_path / "a.jsonl", lines(failed)))
-    assert "has no request that succeeded (3 failed_without_length)" in sentence

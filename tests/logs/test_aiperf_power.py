@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows
+from tests.logs.asked import faults, rows
 from tests.logs.written import START, save
 
 
@@ -38,7 +38,3 @@ def test_samples_without_power_are_counted(tmp_path):
     tables = read_logs(metrics=save(tmp_path / "power.jsonl", "\n".join(lines)))
     assert [row["power_w"] for row in rows(tables, "production_windows")] == [2.0]
     assert faults(tables) == {"unreadable_value": 1}
-
-
-def test_one_sample_says_nothing_of_a_time(tmp_path):
-    assert "no two samples" in refusal(metrics=save(tmp_path / "p.jsonl", record(0.0, 0, nvidia_power_usage=5.0)))

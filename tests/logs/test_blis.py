@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows
+from tests.logs.asked import faults, rows
 from tests.logs.written import BLIS_HEADER, blis, save
 
 
@@ -22,12 +22,6 @@ def test_values(tmp_path):
 def test_its_header_labels_warmups(tmp_path):
     files = [save(tmp_path / "trace.csv.gz", blis()), save(tmp_path / "trace.yaml", BLIS_HEADER)]
     assert faults(read_logs(files)) == {"cancelled": 1, "warmup": 1}
-
-
-def test_a_generated_trace_is_no_log(tmp_path):
-    header = save(tmp_path / "trace.yaml", BLIS_HEADER.replace("real", "generated"))
-    assert "is a trace of mode generated, not a measurement" in refusal(save(tmp_path / "a.csv", blis()), header)
-    assert "is the header of a BLIS trace" in refusal(save(tmp_path / "b.yaml", BLIS_HEADER))
 
 
 def test_a_row_that_is_cut_off_is_counted(tmp_path):

@@ -17,30 +17,7 @@ from kernelsight.logs import read_logs
 from kernelsight.logs.files import open_log
 from kernelsight.logs.registry import FORMATS
 from tests.conftest import random_worlds
-from tests.logs.written import (
-    DATA,
-    START,
-    blis,
-    chrome_trace,
-    inference_perf_request,
-    lines,
-    litellm,
-    matrix,
-    nsys,
-    otlp,
-    save,
-    vllm_span,
-)
-
-MADE = {
-    "inference-perf": [inference_perf_request(n) for n in range(3)],
-    "litellm": lines([litellm(n) for n in range(3)]),
-    "otlp": otlp([vllm_span("a", START)]),
-    "blis": blis(),
-    "table": "arrival_s,prompt_tokens,output_tokens,ttft_ms\n1,2,3,4\n2,3,4,5\n",
-    "prometheus": matrix({("vllm:num_requests_running", "a"): [1, 2]}),
-    "chrome-trace": chrome_trace(),
-}
+from tests.logs.written import DATA, MADE, nsys, save
 
 JUNK = [b"null", b"1e999", b"-1", b'"x"', b"[]", b"{}", b"NaN", b"99999999999999999999"]
 

@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import pickle
-
 import pytest
 
 from kernelsight.logs.files import HEAD_BYTES, documents, open_log
 from kernelsight.logs.json_outline import MOST_DEPTH, MOST_FIELDS, outline
 from kernelsight.logs.settings import non_default_args
-from tests.logs.asked import refusal
 from tests.logs.written import save
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        (b"", "is empty"),
-        (b" \n\n", "is empty"),
-        (pickle.dumps([{"rid": 1}]), "is a Python pickle, which can run code when it is read"),
-        (b"<!DOCTYPE html><html><body>502 Bad Gateway", "is an HTML or XML page, often that of an error"),
-        (b"\n <html>", "is an HTML or XML page"),
-        (b"PK\x03\x04rest", "is a zip archive. Unpack it"),
-        (b"\x28\xb5\x2f\xfdrest", "is compressed with something else than gzip"),
-        (gzip.compress(b"[1, 2]" * 99, mtime=0)[:-20], "cannot be read"),
-        (b"\x1f\x8bnot gzip", "cannot be read"),
-    ],
-)
-def test_files_of_other_kinds_are_refused(tmp_path, content, words):
-    path = tmp_path / "log"
-    path.write_bytes(content)
-    assert words in refusal(path)
-
-
-def test_a_pickle_inside_gzip_is_refused_too(tmp_path):
-    path = tmp_path / "dump.pkl.gz"
-    path.write_bytes(gzip.compress(pickle.dumps({"rid": 1})))
-    assert "use --export-metrics-to-file instead of --dump-requests-folder" in refusal(path)
-
-
-def test_missing_files_and_folders(tmp_path):
-    assert "does not exist" in refusal(tmp_path / "none.json")
-    assert "is a folder" in refusal(steps=tmp_path)
-    assert refusal() == "no log was given; give at least one file."
 
 
 @pytest.mark.parametrize(

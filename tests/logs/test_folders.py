@@ -13,7 +13,7 @@ from kernelsight.logs import read_logs
 from kernelsight.logs.files import HEAD_BYTES, open_log
 from kernelsight.logs.registry import recognise, with_known_fields
 from tests.logs.asked import refusal, rows, settings
-from tests.logs.written import DATA, chrome_trace, lines, litellm, save
+from tests.logs.written import DATA, lines, litellm, save
 
 MANIFEST = """apiVersion: v1
 kind: Pod
@@ -57,11 +57,6 @@ def test_a_file_that_its_first_bytes_tell_is_not_read_to_its_end(tmp_path):
     path = save(tmp_path / "a.json", json.dumps({"tokenizer_id": "t", "num_prompts": 1, "model_id": "m"}) * 10_000)
     file = open_log(path)
     assert with_known_fields(file) is file
-
-
-def test_an_unknown_file_is_described_by_all_of_its_fields(tmp_path):
-    path = save(tmp_path / "a.json", json.dumps({"first": "x" * 2 * HEAD_BYTES, "last": 1}))
-    assert "its fields are first, last." in refusal(path)
 
 
 def test_a_folder_is_one_log(tmp_path):
@@ -123,25 +118,6 @@ def test_requests_in_two_formats_are_refused_until_one_is_named(tmp_path):
     tables = read_logs(tmp_path, format="sglang-requests")
     assert {row["format"] for row in rows(tables, "production_logs")} == {"sglang-requests"}
     assert "vllm-bench, and not sglang-requests" in tables["production_files"]["not_read"].to_pylist()
-
-
-@pytest.mark.parametrize(
-    ("contents", "words"),
-    [
-        ({}, "is an empty folder. Give a folder with the results of a benchmark client"),
-        (
-            {"a.json": {"x": 1}, "b.txt": "secret", "c.html": "<html>"},
-            "is a folder without a file of a known format: a.json (no known format: its fields are x), b.txt (no known "
-            "format: it is a text without a header of fields), c.html (is an HTML or XML page, often that of an error)",
-        ),
-        ({"t.json": chrome_trace()}, "is a folder without requests: t.json is a Chrome trace of torch.profiler."),
-    ],
-)
-def test_folders_without_requests_are_refused(tmp_path, contents, words):
-    for name, content in contents.items():
-        save(tmp_path / name, content)
-    sentence = refusal(tmp_path)
-    assert f"log {tmp_path} {words}" in sentence and "secret" not in sentence
 
 
 def test_columns_are_those_of_one_table(tmp_path):

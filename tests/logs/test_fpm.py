@@ -8,7 +8,7 @@ import json
 import pytest
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows
+from tests.logs.asked import faults, rows
 from tests.logs.written import DATA, lines, save
 
 FILE = DATA / "fpm.jsonl.gz"
@@ -42,11 +42,6 @@ def test_samples_and_repeats_are_counted(tmp_path):
     sampled = json.loads(json.dumps(RECORDS).replace('"full"', '"sampled"'))
     assert faults(read_logs(steps=save(tmp_path / "a.jsonl", lines(sampled))))["sampled"] == 4
     assert faults(read_logs(steps=save(tmp_path / "b.jsonl", lines(RECORDS + RECORDS[:2]))))["duplicate_step"] == 2
-
-
-def test_another_version_is_refused(tmp_path):
-    newer = json.loads(json.dumps(RECORDS).replace('"version": 1', '"version": 2'))
-    assert "has forward-pass metrics of version 2" in refusal(steps=save(tmp_path / "a.jsonl", lines(newer)))
 
 
 def test_a_negative_count_costs_its_step(tmp_path):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows, settings
+from tests.logs.asked import faults, rows, settings
 from tests.logs.written import DATA, save
 
 FILE = DATA / "guidellm.json"
@@ -68,14 +68,6 @@ def test_requests_before_the_measurement_are_warmups(tmp_path):
     times = BENCHMARK["scheduler_metrics"] | {"measure_start_time": sent[2]}
     report = REPORT | {"benchmarks": [BENCHMARK | {"scheduler_metrics": times, "warmup_duration": 0.5}]}
     assert faults(read_logs(save(tmp_path / "a.json", report)))["warmup"] == 2
-
-
-def test_damaged_reports_are_refused(tmp_path):
-    assert "has no list of benchmarks" in refusal(save(tmp_path / "a.json", REPORT | {"benchmarks": 7}))
-    empty = BENCHMARK | {"requests": {"successful": []}}
-    assert "benchmark without requests" in refusal(save(tmp_path / "b.json", REPORT | {"benchmarks": [empty]}))
-    cut = "benchmarks:\n- scheduler_metrics: {a: [1,\n"
-    assert "is not YAML (line 3: " in refusal(save(tmp_path / "c.yaml", cut))
 
 
 def test_reports_of_the_first_versions(tmp_path):

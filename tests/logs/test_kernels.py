@@ -54,14 +54,6 @@ def test_chrome_trace(tmp_path):
     assert set(found) == {"nvjet_tst_64x8", "flash::FlashAttnFwdSm90", "Memcpy DtoH"}  # no work of the CPU
     assert (found["nvjet_tst_64x8"]["total_us"], found["nvjet_tst_64x8"]["calls"]) == (90.0, 3)
     assert found["nvjet_tst_64x8"]["rank"] == 1 and found["nvjet_tst_64x8"]["span_us"] == 302.0
-    empty = {"traceEvents": [{"cat": "cpu_op", "name": "x", "dur": 1.0}]}
-    assert "has no GPU activity" in refusal(kernels=save(tmp_path / "b.json", empty))
-
-
-def test_a_number_beyond_64_bits_is_refused(tmp_path):
-    trace = chrome_trace() | {"distributedInfo": {"rank": 10**20 - 1}}
-    said = refusal(kernels=save(tmp_path / "trace.json", trace))
-    assert "has a number beyond 64 bits for rank. Copy or write it again." in said
 
 
 def test_kernels_with_impossible_times_are_left_out_and_counted(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows
+from tests.logs.asked import faults, rows
 from tests.logs.written import PROMPT, START, lines, litellm, save
 
 
@@ -66,8 +66,3 @@ def test_a_file_written_twice_counts_once(tmp_path):
     tables = read_logs(save(tmp_path / "a.jsonl", lines(entries + entries[:2])))
     assert faults(tables) == {"duplicate_id": 2, "retried": 2}
     assert tables["production_requests"].num_rows == 3
-
-
-def test_only_cache_hits_are_refused(tmp_path):
-    sentence = refusal(save(tmp_path / "a.jsonl", lines([litellm(0, cache_hit=True)])))
-    assert "has no request that succeeded (1 gateway_cache_hit)" in sentence

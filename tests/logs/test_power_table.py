@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows
+from tests.logs.asked import faults, rows
 from tests.logs.written import START, save
 
 SMI = """timestamp, index, power.draw [W]
@@ -31,7 +31,3 @@ def test_unix_times_and_one_power_of_all_gpus(tmp_path):
     [row] = rows(tables, "production_windows")
     assert (row["start_s"], row["end_s"], row["power_w"]) == (0.0, 2.5, 500.0)
     assert rows(tables, "production_logs")[0]["start_unix_s"] == START
-
-
-def test_one_sample_says_nothing_of_a_time(tmp_path):
-    assert "has no two samples of a GPU" in refusal(metrics=save(tmp_path / "p.csv", "at_s,power_w\n1,400\n"))

@@ -8,19 +8,7 @@ from kernelsight.logs import read_logs
 from kernelsight.logs.files import open_log
 from kernelsight.logs.registry import FORMATS, format_named, format_names, recognise
 from tests.logs.asked import refusal, rows
-from tests.logs.written import (
-    DATA,
-    START,
-    blis,
-    chrome_trace,
-    inference_perf_request,
-    litellm,
-    matrix,
-    nsys,
-    otlp,
-    save,
-    vllm_span,
-)
+from tests.logs.written import DATA, MADE, nsys, save
 
 FILES = {
     "vllm_bench.json": "vllm-bench",
@@ -35,15 +23,6 @@ FILES = {
     "vllm_iterations.log": "vllm-iterations",
     "metrics_before.txt": "prometheus",
     "forward.rank0.kernels.json": "forward-kernels",
-}
-MADE = {
-    "inference-perf": [inference_perf_request(0)],
-    "litellm": litellm(0),
-    "otlp": otlp([vllm_span("a", START)]),
-    "blis": blis(),
-    "table": "arrival_s,prompt_tokens,output_tokens,ttft_ms\n1,2,3,4\n",
-    "prometheus": matrix({("vllm:num_requests_running", "a"): [1, 2]}),
-    "chrome-trace": chrome_trace(),
 }
 
 
@@ -61,21 +40,6 @@ def test_made_files_are_of_one_format(tmp_path, expected, content):
 
 def test_databases(tmp_path):
     assert recognise(open_log(nsys(tmp_path / "a")), "kernels").name == "nsys"
-
-
-def test_a_file_for_another_flag_is_named():
-    sentence = refusal(DATA / "fpm.jsonl.gz")
-    assert "is forward-pass metrics" in sentence and "give it with --steps instead of --log" in sentence
-    assert "give it with --log instead of --metrics" in refusal(metrics=DATA / "guidellm.json")
-
-
-def test_unknown_files_are_described_by_their_fields(tmp_path):
-    sentence = refusal(save(tmp_path / "a.json", {"prompt": "secret text", "speed": {"fast": 1}}))
-    assert "is of no known format: its fields are prompt, speed, speed.fast. Known formats: vllm-bench:" in sentence
-    assert "secret" not in sentence
-    text = refusal(save(tmp_path / "b.txt", "dear reader, this is my secret diary and no table at all, I say"))
-    assert "it is a text without a header of fields" in text and "diary" not in text
-    assert "it has no named fields" in refusal(save(tmp_path / "c.json", [1, 2]))
 
 
 def test_a_file_of_two_formats_is_ambiguous(tmp_path):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows, settings
+from tests.logs.asked import faults, rows, settings
 from tests.logs.written import DATA, save
 
 FILE = DATA / "sglang_bench.jsonl"
@@ -57,7 +57,3 @@ def test_a_success_without_text_has_no_ttft(tmp_path):
     # both failed rows of the file are successes with TTFT 0.0 now
     assert faults(tables)["no_first_chunk"] == faults(tables)["no_latency"] == 2
     assert "ttft_ms" not in rows(tables)[4] and rows(tables)[4]["status"] == "ok"
-
-
-def test_uneven_lists_are_refused(tmp_path):
-    assert "lists of different lengths" in refusal(save(tmp_path / "a.jsonl", FIRST | {"errors": []}))

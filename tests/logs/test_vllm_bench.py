@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows, settings, statistics
+from tests.logs.asked import faults, rows, settings, statistics
 from tests.logs.written import DATA, save
 
 FILE = DATA / "vllm_bench.json"
@@ -87,20 +87,3 @@ def test_requested_and_achieved_rate(tmp_path):
     assert said["explanation"].endswith("(5 instead of 20 per second)")
     as_asked = FIRST | {"start_times": [place / 20 for place in range(10)]}
     assert "rate_not_reached" not in faults(read_logs(save(tmp_path / "fast.json", as_asked)))
-
-
-def test_lists_of_different_lengths_are_refused(tmp_path):
-    uneven = FIRST | {"output_lens": [1, 2]}
-    assert "has 10 TTFTs and 2 output_lens" in refusal(save(tmp_path / "a.json", uneven))
-    without = {name: value for name, value in FIRST.items() if name != "input_lens"}
-    assert "no input_lens or output_lens" in refusal(save(tmp_path / "b.json", without))
-
-
-def test_a_run_of_failures_is_refused(tmp_path):
-    failed = FIRST | {"errors": ["Traceback …\nTimeoutError"] * 10}
-    assert "has no request that succeeded (10 failed)" in refusal(save(tmp_path / "a.json", failed))
-
-
-def test_a_file_that_is_cut_off_is_refused(tmp_path):
-    sentence = refusal(save(tmp_path / "a.json", FILE.read_text()[:-200]))
-    assert "is damaged or cut off (document 2, byte" in sentence

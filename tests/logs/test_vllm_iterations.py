@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.logs import read_logs
-from tests.logs.asked import faults, refusal, rows, settings
+from tests.logs.asked import faults, rows, settings
 from tests.logs.written import DATA, save
 
 FILE = DATA / "vllm_iterations.log"
@@ -40,7 +40,3 @@ def test_times_of_a_container_give_periods(tmp_path):
     assert "period_us" not in found[0] and "period_us" not in found[2]  # the step before is not in the log
     assert found[0]["at_s"] == 0.0 and found[2]["at_s"] == pytest.approx(0.1, abs=1e-6)
     assert rows(tables, "production_logs")[0]["clock"] == "unix"
-
-
-def test_a_log_without_steps_is_refused(tmp_path):
-    assert "has no step that took time" in refusal(steps=save(tmp_path / "a.log", LINES[0] + "\n"))

@@ -198,3 +198,15 @@ def nsys(path: Path) -> Path:
     connection.commit()
     connection.close()
     return path
+
+
+# a small log of each tool that cannot run here, by format
+MADE = {
+    "inference-perf": [inference_perf_request(n) for n in range(3)],
+    "litellm": lines([litellm(n) for n in range(3)]),
+    "otlp": otlp([vllm_span("a", START)]),
+    "blis": blis(),
+    "table": "arrival_s,prompt_tokens,output_tokens,ttft_ms\n1,2,3,4\n2,3,4,5\n",
+    "prometheus": matrix({("vllm:num_requests_running", "a"): [1, 2]}),
+    "chrome-trace": chrome_trace(),
+}

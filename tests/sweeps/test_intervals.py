@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kernelsight.scenario.objectives import interval_columns
 from kernelsight.session import connect
-from kernelsight.sweeps.intervals import FIGURES, interval_columns
+from kernelsight.sweeps.intervals import FIGURES
 
 LOAD = {"num_prompts": 40, "input_len": 64, "output_len": 8}
 ROWS = [

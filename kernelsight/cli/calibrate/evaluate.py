@@ -15,7 +15,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
-    from kernelsight.evaluation.kernels.few_shot import PointBudget
+    from kernelsight.evaluation.kernels.evaluations import PointBudget
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -89,7 +89,7 @@ def split_of(arguments: Any) -> Split:
 
 def points_of(arguments: Any) -> PointBudget | None:
     """Return the budget of points that the flags set, or None; InvalidInput: fewer than one point."""
-    from kernelsight.evaluation.kernels.few_shot import PointBudget
+    from kernelsight.evaluation.kernels.evaluations import PointBudget
 
     if arguments.points is not None and arguments.random_points is not None:
         raise InvalidInput("--points plans what to measure and --random-points draws it; give one of them.")

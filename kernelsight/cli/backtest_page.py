@@ -1,4 +1,4 @@
-"""The terminal page of `kernelsight backtest`: scores by kind, level and group, intervals, sources of error."""
+"""The page of a backtest: scores by kind, level and group, intervals, sources of error."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from kernelsight.evaluation.runs.label_coverage import METRICS as LABELLED
 from kernelsight.evaluation.runs.scores import GROUP, METRICS
 from kernelsight.evaluation.runs.subsets import KINDS
 from kernelsight.number_format import deviation, number, percent
-from kernelsight.present.output import table_lines, terminal_width
+from kernelsight.present.page import Figure, Page, Table
 
 PEERS = {
     "peer": ", flags as launched",
     "peer_step_tokens": ", tokens of a step, too",
     "peer_nominal": ", nominal lengths",
 }
-SHOWN = ("n", "ttft", "tpot", "throughput")
 
 
-def page(answer: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a backtest report for a terminal."""
-    sections = (
-        _head(answer),
+def backtest_page(answer: Mapping[str, Any], figures: Callable[[], Sequence[Figure]] = tuple) -> Page:
+    """Return the page of a backtest; ``answer`` as printed by `backtest --format json`."""
+    tables = [
         _campaigns(answer),
         _models_and_axes(answer),
-        _levels(answer),
-        _flags_and_groups(answer),
-        _basis(answer),
-        _intervals(answer),
-        coverage_lines(answer),
-        _groups(answer),
+        Table("by host constants:", level_lines(answer, _line)),
+        *(_flags_and_groups(answer), _basis(answer), _intervals(answer), coverage_table(answer)),
+        Table(rows=[_line(_name(group), group) for group in answer["groups"]]),
+        *(_implausible(answer), _disaggregated(answer), *_scored_separately(answer), _speculative(answer)),
+        *(_error_by_part(answer), _peer(answer)),
+    ]
+    return Page(
+        f"{answer['runs']:,} runs replayed and scored",
+        answer,
+        sentences=_head(answer),
+        figures=figures,
+        tables=tables,
     )
-    separate = (_implausible(answer), _disaggregated(answer), _scored_separately(answer), _speculative(answer))
-    separate += (_error_by_part(answer), _peer(answer))
-    return [line for lines in (*sections, *separate) if lines for line in (*lines, "")][:-1]
 
 
 def _head(answer: Mapping[str, Any]) -> list[str]:
@@ -51,11 +52,11 @@ def _head(answer: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _campaigns(answer: Mapping[str, Any]) -> list[str]:
+def _campaigns(answer: Mapping[str, Any]) -> Table:
     """Return a table of scores by campaign and metric; none for runs without campaigns."""
     campaigns = answer["campaigns"]
-    if list(campaigns) == ["given"] or not campaigns:
-        return []
+    if list(campaigns) == ["given"]:
+        return Table()
     constants = "host constants of the other campaigns" if "left_out_constants" in answer else "host constants as above"
     rows = [
         {
@@ -68,144 +69,125 @@ def _campaigns(answer: Mapping[str, Any]) -> list[str]:
         for campaign, metrics in campaigns.items()
         for metric, score in metrics.items()
     ]
-    return [f"by campaign, {constants}:", *table_lines(rows, list(rows[0]), terminal_width())]
+    return Table(f"by campaign, {constants}:", rows)
 
 
-def _models_and_axes(answer: Mapping[str, Any]) -> list[str]:
+def _models_and_axes(answer: Mapping[str, Any]) -> Table:
     """Return scores of all runs, of dense and MoE models, and by axes such as engine and GPU."""
     rows = [_line("all", answer), _line("dense", answer["dense"]), _line("mixture of experts", answer["moe"])]
-    rows += [_line(f"{kind}, plausible only", answer["without_signs"][kind]) for kind in ("dense", "moe")]
+    rows += [_line(f"{kind}, plausible only", scores) for kind, scores in answer.get("without_signs", {}).items()]
     for axis, groups in answer["by"].items():
         if axis != "length":
             words = "least certain:" if axis == "weakest" else axis
             rows += [_line(f"{words} {group[axis]}", group) for group in groups]
-    return _scores(rows)
+    return Table(rows=rows)
 
 
-def _levels(answer: Mapping[str, Any]) -> list[str]:
-    """Return scores by level of host constants, and those of the other tool."""
-    return ["by host constants:", *_scores(level_lines(answer, _line))]
-
-
-def _basis(answer: Mapping[str, Any]) -> list[str]:
+def _basis(answer: Mapping[str, Any]) -> Table:
     """Return scores by whether the launch flags (recipes) of a run are published, fitted or assumed."""
+    if "by_basis" not in answer:
+        return Table()
     basis = answer["by_basis"]
     rows = [
         _line(f"{name.replace('_', ' ')}, {kind}", basis[name][kind])
         for name in ("published", "fitted_or_assumed")
         for kind in ("dense", "moe")
     ]
-    return [
+    return Table(
         "by basis of the launch flags (recipes); recipes that are not published, with the runs that each touches:",
-        *_scores(rows),
-        ", ".join(f"{recipe['recipe']} ({recipe['basis']}) {recipe['scored']}" for recipe in basis["recipes"]),
-    ]
+        rows,
+        below=", ".join(f"{recipe['recipe']} ({recipe['basis']}) {recipe['scored']}" for recipe in basis["recipes"]),
+    )
 
 
-def _intervals(answer: Mapping[str, Any]) -> list[str]:
+def _intervals(answer: Mapping[str, Any]) -> Table:
     """Return coverage and width of the 90 % intervals."""
-    return [
+    return Table(
         "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
         "brackets that of one fixed factor a metric that covers as many runs:",
-        *table_lines(_interval_rows(answer["levels"]), ["", *COVERED], terminal_width()),
-    ]
+        [{"": "", **dict.fromkeys(COVERED)} | row for row in _interval_rows(answer["levels"])],
+    )
 
 
-def coverage_lines(answer: Mapping[str, Any]) -> list[str]:
+def coverage_table(answer: Mapping[str, Any]) -> Table:
     """Return a table of the coverage and width of 90 % intervals by label, with the first level of constants."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in answer["coverage"]:
         line = cells.setdefault((row["label"], row["value"]), {"": f"{row['label']} {row['value']}"})
         line[row["metric"]] = f"{percent(row['coverage_90'], 0)} of {row['n']}, {number(row['width_90'])}"
-    if not cells:
-        return []
-    rows = [dict.fromkeys(LABELLED, "") | line for line in cells.values()]
-    rows[0][""] = "all"
-    return [
+    rows = [{"": "", **dict.fromkeys(LABELLED, "")} | line for line in cells.values()]
+    if rows:
+        rows[0][""] = "all"
+    return Table(
         "runs within the 90 % interval of a prediction, of all runs with the metric, and its median p95 / p05, by what "
         "is known beforehand:",
-        *table_lines(rows, ["", *LABELLED], terminal_width()),
-    ]
+        rows,
+    )
 
 
-def _groups(answer: Mapping[str, Any]) -> list[str]:
-    """Return scores by group of runs: engine, model, GPU."""
-    return _scores([_line(_name(group), group) for group in answer["groups"]])
-
-
-def _implausible(answer: Mapping[str, Any]) -> list[str]:
+def _implausible(answer: Mapping[str, Any]) -> Table:
     """Return scores of runs with signs of implausible measurements."""
-    if not answer["signs"]:
-        return []
-    rows = [_line(group["sign"], group) for group in answer["signs"]]
-    return ["runs with implausible measurements (included in the scores above):", *_scores(rows)]
+    rows = [_line(group["sign"], group) for group in answer.get("signs", ())]
+    return Table("runs with implausible measurements (included in the scores above):", rows)
 
 
-def _disaggregated(answer: Mapping[str, Any]) -> list[str]:
+def _disaggregated(answer: Mapping[str, Any]) -> Table:
     """Return scores of runs with P/D disaggregation."""
     report = answer["disaggregated"]
     if not report["ttft"]["n"]:
-        return []
+        return Table()
     rows = [_line("all", report), *(_line(_name(group), group) for group in report["groups"])]
-    return ["disaggregated prefill and decode, not fitted on (not included above):", *_scores(rows)]
+    return Table("disaggregated prefill and decode, not fitted on (not included above):", rows)
 
 
-def _scored_separately(answer: Mapping[str, Any]) -> list[str]:
+def _scored_separately(answer: Mapping[str, Any]) -> list[Table]:
     """Return scores of further runs that are not in the totals, with the reason."""
-    lines = []
-    for report in answer["separate"]:
-        rows = [_line("all", report), *(_line(_name(group), group) for group in report["groups"])]
-        lines += [f"{report['reason']}, not fitted on (not included above):", *_scores(rows)]
-    return lines
+    return [
+        Table(
+            f"{report['reason']}, not fitted on (not included above):",
+            [_line("all", report), *(_line(_name(group), group) for group in report["groups"])],
+        )
+        for report in answer["separate"]
+    ]
 
 
-def _speculative(answer: Mapping[str, Any]) -> list[str]:
+def _speculative(answer: Mapping[str, Any]) -> Table:
     """Return scores of runs with and without speculative decoding."""
     report = answer["speculative"]
     if not report["with_drafts"]["ttft"]["n"]:
-        return []
+        return Table()
     rates = report["draft_acceptance_rate"]
     fitted = ", ".join(f"{proposer} {percent(rate)}" for proposer, rate in rates.items())
     rows = []
     for kind in ("with_drafts", "without_drafts"):
         rows += [_line(kind.replace("_", " "), report[kind])]
         rows += [_line(f"- {_name(group)}", group) for group in report[kind]["groups"]]
-    return [
+    return Table(
         "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
         f"rates fitted on the fitting fifth: {fitted}",
-        *_scores(rows),
-    ]
+        rows,
+    )
 
 
-def _error_by_part(answer: Mapping[str, Any]) -> list[str]:
+def _error_by_part(answer: Mapping[str, Any]) -> Table:
     """Return the error attributed to the parts of TTFT and TPOT."""
-    if not answer["attribution"]:
-        return []
-    return [
+    return Table(
         "error by part, as a share of the measured value (+: predicted too short), largest first:",
-        *_table(_attribution_rows(answer["attribution"])),
-    ]
+        _attribution_rows(answer.get("attribution", ())),
+    )
 
 
-def _peer(answer: Mapping[str, Any]) -> list[str]:
+def _peer(answer: Mapping[str, Any]) -> Table:
     """Return scores next to AIConfigurator's on the same runs."""
     if "peer" not in answer:
-        return []
+        return Table()
     title = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
-    return [title, *_table(_peer_rows(answer["peer"]))]
+    return Table(title, _peer_rows(answer["peer"]))
 
 
 def _line(scope: str, scores: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a scope: number of runs, and the errors of each metric."""
     return {"": scope, "n": scores["ttft"]["n"], **{metric: _errors(scores[metric]) for metric in METRICS}}
-
-
-def _scores(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return table_lines(rows, ["", *SHOWN], terminal_width())
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return table_lines(rows, list(rows[0]), terminal_width())
 
 
 def _name(group: Mapping[str, Any]) -> str:
@@ -234,24 +216,25 @@ def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[s
     return lines
 
 
-def _flags_and_groups(answer: Mapping[str, Any]) -> list[str]:
+def _flags_and_groups(answer: Mapping[str, Any]) -> Table:
     """Return scores by whether the launch flags of a group were fitted, and medians over groups."""
     level, report = next(iter(answer["levels"].items()))
     rows = [
         _line(f"{report['by_flags'][name]['groups']} groups with flags {words}, {kind}", report["by_flags"][name][kind])
         for name, words in (("fitted", "fitted on their own fifth"), ("not_fitted", "not fitted"))
+        if "by_flags" in report
         for kind in ("dense", "moe")
     ]
     over_groups = report["over_groups"]
-    return [
+    return Table(
         f"{level}, by whether launch flags of the group were fitted; median over groups of their median APE: "
         + "; ".join(
             f"{kind} TTFT {percent(over_groups[kind]['ttft'], 1)}, TPOT {percent(over_groups[kind]['tpot'], 1)}"
             for kind in ("dense", "moe")
             if over_groups[kind]["groups"]
         ),
-        *_scores(rows),
-    ]
+        rows,
+    )
 
 
 def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

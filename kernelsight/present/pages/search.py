@@ -1,4 +1,4 @@
-"""HTML report of a saved kernel search: best candidate, measured and deferred candidates with reasons, calibration."""
+"""The page of a saved kernel search: best candidate, measured and deferred candidates with reasons, calibration."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.number_format import percent
-from kernelsight.present.html.page import UNKNOWN, Card, Grid, Head, Tiles, figures, page, table, text_of
-from kernelsight.present.html.search_figures import DEFERRED_QUERY, FORECAST_QUERY, SEARCH_FIGURES
+from kernelsight.number_format import number, percent
+from kernelsight.present.figures.search import DEFERRED_QUERY, FORECAST_QUERY, SEARCH_FIGURES
+from kernelsight.present.page import Page, Table, pairs, queried
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 
-def search_page(session: Session, search: str | None = None) -> str:
-    """Return the page of the only search in a saved run, as HTML.
+UNKNOWN = "–"
+
+
+def search_page(session: Session, search: str | None = None) -> Page:
+    """Return the page of the only search in a saved run.
 
     ``search``: its id, None: any. InvalidInput: the run holds several searches, or another one.
     """
@@ -29,33 +32,34 @@ def search_page(session: Session, search: str | None = None) -> str:
     if search not in (None, names[0]):
         raise InvalidInput(f"the run holds the kernel search {names[0]!r}, not {search!r}; leave out --scenario.")
     scenario, summary = scenarios[0], session.table("search_summary").to_pylist()[0]
-    figure_rows = [(figure, session.query(figure.sql).to_pylist()) for figure in SEARCH_FIGURES]
-    title = f"Kernel search: {scenario['space']} on {scenario['gpu']}"
-    fields = {name: value for name, value in scenario.items() if value is not None}
-    about = ", ".join(f"{name} {text_of(value)}" for name, value in fields.items() if name != "search_id")
-    cards = {"Search": [{"setting": name, "value": text_of(value)} for name, value in fields.items()]}
-    cards["Best candidate"] = _parameters(session)
-    facts = Grid([Card(name, table=table(rows)) for name, rows in cards.items() if rows])
-    head = Head(title, about, _sentences(session, scenario, summary))
-    return page(title, [head, _tiles(summary), figures(figure_rows), facts])
+    asked = {name: value for name, value in scenario.items() if value is not None and name != "search_id"}
+    return Page(
+        f"Kernel search: {scenario['space']} on {scenario['gpu']}",
+        summary,
+        asked=[", ".join(f"{name} {number(value)}" for name, value in asked.items())],
+        tiles=_tiles(summary),
+        sentences=_sentences(session, scenario, summary),
+        figures=lambda: queried(session, SEARCH_FIGURES),
+        tables=[Table("Best candidate", _parameters(session))],
+    )
 
 
 def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     """Return the findings of the search as sentences, the most important first."""
     sentences = [
-        f"The fastest candidate after {summary['measured']} measurements takes {text_of(summary['best_us'])} us: "
+        f"The fastest candidate after {summary['measured']} measurements takes {number(summary['best_us'])} us: "
         f"{summary['best_candidate']}."
     ]
     if summary["regret"] is not None:
         sentences.append(
             f"It is {percent(summary['regret'], 1)} above the fastest that the file holds; the search was within 5 % "
-            f"after {text_of(summary['n_to_5'])} and within 2 % after {text_of(summary['n_to_2'])} measurements."
+            f"after {number(summary['n_to_5'])} and within 2 % after {number(summary['n_to_2'])} measurements."
         )
     last_round = session.query("select expected_better from search_rounds order by round desc limit 1").to_pylist()[0]
     if last_round["expected_better"] is not None:
         end_clause = "It stopped by itself" if summary["stopped"] else "It ended with its budget"
         sentences.append(
-            f"{end_clause}; before its last round it expected {text_of(last_round['expected_better'])} further "
+            f"{end_clause}; before its last round it expected {number(last_round['expected_better'])} further "
             "candidates to be faster than the best by 2 %."
         )
     deferred = session.query(DEFERRED_QUERY).to_pylist()
@@ -76,20 +80,20 @@ def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[s
     return sentences
 
 
-def _tiles(summary: Mapping[str, Any]) -> Tiles:
+def _tiles(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the key figures of a search: best candidate, measurements, calibration."""
-    return Tiles(
-        {
-            **{"best (us)": text_of(summary["best_us"]), "above the fastest": percent(summary["regret"], 1, UNKNOWN)},
-            **{"measurements": text_of(summary["measured"]), "failed": text_of(summary["failed"])},
-            **{"to 5 %": text_of(summary["n_to_5"]), "to 2 %": text_of(summary["n_to_2"])},
-            **{
-                "measuring (s)": text_of(summary["gpu_s"]),
-                "90 % intervals cover": percent(summary["coverage_90"], 1, UNKNOWN),
-            },
-            **{"calibration error": text_of(summary["ece"]), "score P": text_of(summary["score"])},
-        }
-    )
+    return {
+        "best (us)": summary["best_us"],
+        "above the fastest": percent(summary["regret"], 1, UNKNOWN),
+        "measurements": summary["measured"],
+        "failed": summary["failed"],
+        "to 5 %": number(summary["n_to_5"], missing=UNKNOWN),
+        "to 2 %": number(summary["n_to_2"], missing=UNKNOWN),
+        "measuring (s)": summary["gpu_s"],
+        "90 % intervals cover": percent(summary["coverage_90"], 1, UNKNOWN),
+        "calibration error": number(summary["ece"], missing=UNKNOWN),
+        "score P": number(summary["score"], missing=UNKNOWN),
+    }
 
 
 def _parameters(session: Session) -> list[dict[str, Any]]:
@@ -98,4 +102,4 @@ def _parameters(session: Session) -> list[dict[str, Any]]:
         "select parameters from kernel_candidates join search_summary on candidate_id = best_candidate "
         "join search_scenarios using (search_id, space)"
     ).to_pylist()
-    return [{"parameter": name, "value": str(value)} for name, value in json.loads(rows[0]["parameters"]).items()]
+    return pairs(json.loads(rows[0]["parameters"]), ("parameter", "value"))

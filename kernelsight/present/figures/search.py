@@ -1,10 +1,11 @@
-"""Figures of a kernel search's report: a SQL query over the saved search and a Vega-Lite specification each."""
+"""Figures of a kernel search: a SQL query over the saved search and a Vega-Lite specification each."""
 
 from __future__ import annotations
 
-from kernelsight.present.html.run_figures import Figure
+from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, line, tips
+from kernelsight.present.page import Figure
 
-MEASURED = {"field": "measured", "type": "quantitative", "title": "measurements"}
+MEASURED = amount("measured", "measurements")
 COURSE_QUERY = """
 unpivot (
   select measured, 100.0 * regret as "above the fastest of the file", 100.0 * believed_regret as "expected gain left"
@@ -12,15 +13,13 @@ unpivot (
 ) on columns(* exclude measured) into name measure value percent
 order by measure, measured
 """
-COURSE = {
-    "mark": {"type": "line", "interpolate": "step-after", "point": True, "strokeWidth": 1.5},
-    "encoding": {
-        "x": MEASURED,
-        "y": {"field": "percent", "type": "quantitative", "title": "percent", "scale": {"type": "symlog"}},
-        "color": {"field": "measure", "type": "nominal", "title": None},
-        "tooltip": [{"field": "measure"}, {"field": "measured"}, {"field": "percent", "format": ".3g"}],
-    },
-}
+COURSE = chart(
+    line(point=True),
+    x=MEASURED,
+    y=amount("percent", "percent", scale={"type": "symlog"}),
+    color=kind("measure"),
+    tooltip=tips("measure", "measured", percent=".3g"),
+)
 MEASUREMENTS_QUERY = """
 select
   row_number() over (order by round, rank) as measured,
@@ -34,16 +33,14 @@ from search_measurements
 join search_decisions using (search_id, round, candidate_id)
 order by measured
 """
-MEASUREMENTS = {
-    "transform": [{"filter": "datum.latency_us != null"}],
-    "mark": {"type": "point", "filled": True, "size": 45},
-    "encoding": {
-        "x": MEASURED,
-        "y": {"field": "latency_us", "type": "quantitative", "title": "latency (us)", "scale": {"type": "log"}},
-        "color": {"field": "reason", "type": "nominal", "title": "measured because of"},
-        "tooltip": [*({"field": name} for name in ("measured", "candidate_id", "reason", "run", "latency_us"))],
-    },
-}
+MEASUREMENTS = chart(
+    dots(45),
+    {"filter": "datum.latency_us != null"},
+    x=MEASURED,
+    y=amount("latency_us", "latency (us)", scale=LOG),
+    color=kind("reason", "measured because of"),
+    tooltip=tips("measured", "candidate_id", "reason", "run", "latency_us"),
+)
 # candidates that the last round forecast and that were never measured
 DEFERRED = """
 with deferred as (
@@ -82,33 +79,19 @@ order by m.latency_us
 """
 AGAINST = {
     "layer": [
-        {
-            "mark": {"type": "rule", "opacity": 0.5},
-            "encoding": {
-                "x": {"field": "latency_us", "type": "quantitative"},
-                "y": {"field": "p05_us", "type": "quantitative"},
-                "y2": {"field": "p95_us"},
-            },
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 40},
-            "encoding": {
-                "x": {
-                    "field": "latency_us",
-                    "type": "quantitative",
-                    "scale": {"type": "log"},
-                    "title": "measured (us)",
-                },
-                "y": {
-                    "field": "p50_us",
-                    "type": "quantitative",
-                    "scale": {"type": "log"},
-                    "title": "forecast (us), with its 90 % interval",
-                },
-                "color": {"field": "inside", "type": "nominal", "title": "in the interval"},
-                "tooltip": [*({"field": name} for name in ("candidate_id", "round", "latency_us", "p50_us"))],
-            },
-        },
+        chart(
+            {"type": "rule", "opacity": 0.5, "color": "#888"},
+            x=amount("latency_us"),
+            y=amount("p05_us"),
+            y2={"field": "p95_us"},
+        ),
+        chart(
+            dots(40),
+            x=amount("latency_us", "measured (us)", scale=LOG),
+            y=amount("p50_us", "forecast (us), with its 90 % interval", scale=LOG),
+            color=kind("inside", "in the interval"),
+            tooltip=tips("candidate_id", "round", "latency_us", "p50_us"),
+        ),
     ]
 }
 # true speed-up bins of candidates that the search never measured, from the file of a replay
@@ -150,22 +133,19 @@ from judged
 group by least(floor(confidence * 10), 9)
 order by stated_percent
 """
-PERCENT = {"type": "quantitative", "scale": {"domain": [0, 100]}}
+WHOLE = {"scale": {"domain": [0, 100]}}
 RELIABILITY = {
     "layer": [
         {
             "data": {"values": [{"x": 0, "y": 0}, {"x": 100, "y": 100}]},
-            "mark": {"type": "line", "strokeDash": [4, 4], "color": "#999"},
-            "encoding": {"x": {"field": "x", **PERCENT}, "y": {"field": "y", **PERCENT}},
+            **chart(dashes(), x=amount("x", **WHOLE), y=amount("y", **WHOLE)),
         },
-        {
-            "mark": {"type": "line", "point": True},
-            "encoding": {
-                "x": {"field": "stated_percent", **PERCENT, "title": "stated probability of the likeliest bin (%)"},
-                "y": {"field": "right_percent", **PERCENT, "title": "how often it is right (%)"},
-                "tooltip": [{"field": "candidates"}, {"field": "right_percent", "format": ".3g"}],
-            },
-        },
+        chart(
+            {"type": "line", "point": True},
+            x=amount("stated_percent", "stated probability of the likeliest bin (%)", **WHOLE),
+            y=amount("right_percent", "how often it is right (%)", **WHOLE),
+            tooltip=tips("candidates", right_percent=".3g"),
+        ),
     ]
 }
 RISK_QUERY = f"""{JUDGED},
@@ -182,14 +162,12 @@ from ranked
 group by coverage_percent
 order by coverage_percent
 """
-RISK = {
-    "mark": {"type": "line", "point": True},
-    "encoding": {
-        "x": {"field": "coverage_percent", **PERCENT, "title": "forecasts that are trusted, surest first (%)"},
-        "y": {"field": "wrong_percent", **PERCENT, "title": "wrong bins (%)"},
-        "tooltip": [{"field": "coverage_percent"}, {"field": "wrong_percent", "format": ".3g"}],
-    },
-}
+RISK = chart(
+    {"type": "line", "point": True},
+    x=amount("coverage_percent", "forecasts that are trusted, surest first (%)", **WHOLE),
+    y=amount("wrong_percent", "wrong bins (%)", **WHOLE),
+    tooltip=tips("coverage_percent", wrong_percent=".3g"),
+)
 SEARCH_FIGURES = (
     Figure(
         "The course",

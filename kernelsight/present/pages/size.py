@@ -1,16 +1,15 @@
-"""The terminal page of `kernelsight size`: answer, deployments, hours of the day, evidence and launch command."""
+"""The page of a sizing: answer, deployments, hours of the day, evidence and launch command."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernelsight.cli.pages.formats_line import evidence_lines
-from kernelsight.present.output import fitting_lines, table_lines, terminal_width
+from kernelsight.present.figures.size import size_figures
+from kernelsight.present.page import Page, Table
+from kernelsight.present.pages.evidence import evidence_table
 from kernelsight.scenario import flags
-
-if TYPE_CHECKING:
-    from kernelsight.sizing.answer import Sizing
 
 MOST_SHOWN = 20
 # flags that may be unset in a row: the engine's default
@@ -19,37 +18,41 @@ LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS,
 EXPENDABLE = ("search", "if fast", "high", "low", "mean inst.", "GPUs", "load", "tier", "if slow", "$/h")
 
 
-def size_lines(sizing: Sizing) -> list[str]:
-    """Return the lines of a sizing for a terminal."""
-    page = [sizing.answer]
-    if sizing.decides:
-        page.append(sizing.decides)
-    if sizing.rows:
-        page += ["", *_deployments(sizing.rows)]
-        if sizing.day:
-            page += ["", *table_lines(rows := _day_rows(sizing.day), list(rows[0]), terminal_width())]
-        page += ["", "not measured:"]
-        page += [f"  {gpu}: {text}" for gpu, text in _not_measured(sizing.rows).items()]
-        page += ["", "the cheapest rests on:", *evidence_lines(sizing.evidence)]
-        page += ["", "one instance:", *(line for command in sizing.launch for line in command.split("\n"))]
-    reasons: dict[str, int] = {}
-    for row in sizing.left_out:
-        reasons[_kind(row["reason"])] = reasons.get(_kind(row["reason"]), 0) + 1
-    return page + (["", left_out_sentence(reasons)] if reasons else [])
+def size_page(answer: Mapping[str, Any], heads: Mapping[str, str]) -> Page:
+    """Return the page of a sizing.
 
-
-def _deployments(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the cheapest deployments as a table."""
-    from kernelsight.sizing.answer import SHORT, columns_shown
-
-    columns = columns_shown(rows)
+    ``answer``: as printed by `size --format json`; ``heads``: columns of the table of deployments with their heads.
+    """
+    chosen, rows, day = answer["chosen"], answer["rows"], answer["day"]
     unset = dict.fromkeys(LIMITS_OF_ENGINE, "default") | {"data_parallel_size": 1}
     shown = [
-        {SHORT.get(name, name): unset.get(name) if row.get(name) is None else row[name] for name in columns}
-        for row in rows[:MOST_SHOWN]
+        {head: unset.get(name) if row.get(name) is None else row[name] for name, head in heads.items()} for row in rows
     ]
-    more = [f"... and {len(rows) - MOST_SHOWN:,} more; -o FILE keeps all"] if len(rows) > MOST_SHOWN else []
-    return [*fitting_lines(shown, list(shown[0]), terminal_width(), EXPENDABLE), *more]
+    not_measured: dict[str, str] = {}
+    for row in rows:
+        if row["not_measured"]:
+            not_measured.setdefault(row["gpu"], row["not_measured"])
+    launch = [line for command in answer["launch"] for line in command.split("\n")]
+    reasons = Counter(_kind(row["reason"]) for row in answer["left_out"])
+    left_out = [
+        {"gpu": row["gpu"], "TP": row["tensor_parallel_size"], "why": row["reason"]} for row in answer["left_out"]
+    ]
+    return Page(
+        f"{chosen['gpus']} × {chosen['gpu']}" if chosen else "No deployment keeps the objectives",
+        answer,
+        sentences=[sentence for sentence in (answer["answer"], answer["decides"]) if sentence],
+        figures=lambda: size_figures(rows, day) if rows else (),
+        tables=[
+            Table(rows=shown, expendable=EXPENDABLE, most=MOST_SHOWN, more="more; -o FILE keeps all", first=True),
+            Table(rows=_day_rows(day) if day else ()),
+            Table("not measured:" if rows else "", lines=[f"  {gpu}: {text}" for gpu, text in not_measured.items()]),
+        ],
+        evidence=[
+            evidence_table(answer["evidence"] if rows else (), "the cheapest rests on:"),
+            Table("Left out", left_out, below=left_out_sentence(reasons) if reasons else "", most=0),
+        ],
+        repeat=["one instance:", *launch] if launch else (),
+    )
 
 
 def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
@@ -76,15 +79,6 @@ def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for row in day_rows
     ]
-
-
-def _not_measured(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return, by GPU, the sentence on kernels that were not measured."""
-    by_gpu: dict[str, str] = {}
-    for row in rows:
-        if row["not_measured"]:
-            by_gpu.setdefault(row["gpu"], row["not_measured"])
-    return by_gpu
 
 
 def left_out_sentence(reasons: Mapping[str, int]) -> str:

@@ -1,12 +1,12 @@
-"""Figures of a sweep's report: the Pareto front of each load, and the table of scenarios."""
+"""Figures of a sweep: the Pareto front of each load, and the table of scenarios."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernelsight.present.html.run_figures import Figure
+from kernelsight.present.figures.chart import amount, chart, dots, kind, tips
+from kernelsight.present.page import MOST_ROWS, Figure
 
-MOST_ROWS = 2_000
 FIGURES = (
     *("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "e2e_p99_ms", "request_throughput"),
     *("output_throughput", "goodput", "output_throughput_per_gpu", "output_throughput_per_user", "peak_kv_share"),
@@ -45,35 +45,31 @@ from points
 order by load, per_user
 """
 AXES = {
-    "x": {"field": "per_user", "type": "quantitative", "title": "output tokens/s of one user"},
-    "y": {"field": "per_gpu", "type": "quantitative", "title": "output tokens/s of one GPU"},
+    "x": amount("per_user", "output tokens/s of one user"),
+    "y": amount("per_gpu", "output tokens/s of one GPU"),
 }
 SHOWN = ("scenario_id", "gpus", "max_concurrency", "request_rate")
 FRONT = {
-    "facet": {"field": "load", "type": "nominal", "title": None, "header": {"labelLimit": 420}},
+    "facet": kind("load", header={"labelLimit": 420}),
     "columns": 2,
     "resolve": {"scale": {"x": "independent", "y": "independent"}},
     "spec": {
         "width": 470,
         "height": 260,
         "layer": [
-            {
-                "transform": [{"filter": "datum.on_front"}],
-                "mark": {"type": "line", "color": "#444", "strokeWidth": 1.5},
-                "encoding": {**AXES, "order": {"field": "per_user"}},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 60},
-                "encoding": {
-                    **AXES,
-                    "color": {"field": "gpus", "type": "nominal", "title": None},
-                    "opacity": {"condition": {"test": "datum.on_front", "value": 1}, "value": 0.35},
-                    "tooltip": [
-                        *({"field": name} for name in SHOWN),
-                        *({"field": name, "format": ".4g"} for name in ("per_user", "per_gpu", "ttft_p99_ms")),
-                    ],
-                },
-            },
+            chart(
+                {"type": "line", "color": "#888", "strokeWidth": 1.5},
+                {"filter": "datum.on_front"},
+                **AXES,
+                order={"field": "per_user"},
+            ),
+            chart(
+                dots(60),
+                **AXES,
+                color=kind("gpus"),
+                opacity={"condition": {"test": "datum.on_front", "value": 1}, "value": 0.35},
+                tooltip=tips(*SHOWN, per_user=".4g", per_gpu=".4g", ttft_p99_ms=".4g"),
+            ),
         ],
     },
 }

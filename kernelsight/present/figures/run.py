@@ -1,28 +1,14 @@
-"""Figures of a run's report: a SQL query and a Vega-Lite specification over its rows each."""
+"""Figures of a run: a SQL query and a Vega-Lite specification over its rows each."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from kernelsight.present.html.cache_figures import FOUND, FOUND_QUERY
+from kernelsight.present.figures.chart import LOG, amount, chart, dashes, fold, kind, line, tips
+from kernelsight.present.page import Figure
 
-TIME = {"field": "s", "type": "quantitative", "title": "time (s)"}
-LINE = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "clip": True}
+TIME = amount("s", "time (s)")
 PHASE_COLORS = {"domain": ["prefill", "decode", "mixed"], "range": ["#e07b39", "#2a6fb0", "#8a63b8"]}
-
-
-class Figure(NamedTuple):
-    """A chart, or a table if ``spec`` is None, of the rows of a query; ``note``: one sentence on how to read it.
-
-    ``wide``: over the page's width; ``most_rows``: maximum number of rows of a table.
-    """
-
-    title: str
-    note: str
-    sql: str
-    spec: dict[str, Any] | None = None
-    wide: bool = False
-    most_rows: int = 2_000
 
 
 def over_time(columns: str, title: str) -> tuple[str, dict[str, Any]]:
@@ -34,23 +20,9 @@ unpivot (
 ) on columns(* exclude (s, replica)) into name measure value value
 order by measure, replica, s
 """
-    encoding = {
-        "x": TIME,
-        "y": {"field": "value", "type": "quantitative", "title": title},
-        "color": {"field": "measure", "type": "nominal", "title": None},
-        "detail": {"field": "replica"},
-        "tooltip": [{"field": name} for name in ("replica", "measure", "s")] + [{"field": "value", "format": ".4g"}],
-    }
-    return query, {"mark": {**LINE, "opacity": 0.8}, "encoding": encoding}
-
-
-def percent(field: str) -> str:
-    """Return SQL for a share as a percentage.
-
-    >>> percent("busy_share")
-    '100.0 * busy_share'
-    """
-    return f"100.0 * {field}"
+    channels = {"color": kind("measure"), "detail": {"field": "replica"}}
+    tooltip = tips("replica", "measure", "s", value=".4g")
+    return query, chart(line(opacity=0.8), x=TIME, y=amount("value", title), **channels, tooltip=tooltip)
 
 
 LATENCY_QUERY = """
@@ -74,28 +46,18 @@ where ms > 0
 group by metric, ceil(percentile * 5 - 1e-9)
 order by metric, percentile
 """
+METRICS = ["TTFT", "TPOT", "ITL", "E2E", "queue"]
 LATENCIES = {
     "layer": [
-        {
-            "mark": {"type": "line", "strokeWidth": 2, "clip": True},
-            "encoding": {
-                "x": {"field": "ms", "type": "quantitative", "scale": {"type": "log"}, "title": "latency (ms)"},
-                "y": {"field": "percentile", "type": "quantitative", "title": "requests, or gaps (%)"},
-                "order": {"field": "percentile"},
-                "color": {
-                    "field": "metric",
-                    "type": "nominal",
-                    "title": None,
-                    "sort": ["TTFT", "TPOT", "ITL", "E2E", "queue"],
-                },
-                "tooltip": [{"field": "metric"}, {"field": "percentile"}, {"field": "ms", "format": ".4g"}],
-            },
-        },
-        {
-            "data": {"values": [{"p": 50}, {"p": 90}, {"p": 99}]},
-            "mark": {"type": "rule", "strokeDash": [3, 3], "color": "#999"},
-            "encoding": {"y": {"field": "p", "type": "quantitative"}},
-        },
+        chart(
+            line(interpolate="linear"),
+            x=amount("ms", "latency (ms)", scale=LOG),
+            y=amount("percentile", "requests, or gaps (%)"),
+            order={"field": "percentile"},
+            color=kind("metric", sort=METRICS),
+            tooltip=tips("metric", "percentile", ms=".4g"),
+        ),
+        {"data": {"values": [{"p": 50}, {"p": 90}, {"p": 99}]}, **chart(dashes(type="rule"), y=amount("p"))},
     ]
 }
 LATENCY_OVER_TIME_QUERY = """
@@ -116,45 +78,32 @@ from binned
 group by s, metric
 order by metric, s
 """
-LATENCY_OVER_TIME = {
-    "transform": [{"fold": ["p50", "p99"], "as": ["statistic", "ms"]}],
-    "mark": {**LINE, "interpolate": "linear", "point": {"size": 12}},
-    "encoding": {
-        "x": {**TIME, "title": "sent at (s)"},
-        "y": {"field": "ms", "type": "quantitative", "scale": {"type": "log"}, "title": "latency (ms)"},
-        "color": {"field": "metric", "type": "nominal", "title": None, "sort": ["TTFT", "TPOT", "E2E"]},
-        "strokeDash": {"field": "statistic", "type": "nominal", "title": None},
-        "tooltip": [
-            *({"field": name} for name in ("metric", "statistic", "requests")),
-            *({"field": name, "format": ".4g"} for name in ("s", "ms")),
-        ],
-    },
-}
+LATENCY_OVER_TIME = chart(
+    line(interpolate="linear", point={"size": 12}),
+    fold("statistic", "ms", "p50", "p99"),
+    x={**TIME, "title": "sent at (s)"},
+    y=amount("ms", "latency (ms)", scale=LOG),
+    color=kind("metric", sort=METRICS),
+    strokeDash=kind("statistic"),
+    tooltip=tips("metric", "statistic", "requests", s=".4g", ms=".4g"),
+)
 LIMITS_QUERY = """
 select resource, 100.0 * throughput_gain as throughput, 100.0 * e2e_gain as E2E, 100.0 * ttft_gain as TTFT,
   100.0 * tpot_gain as TPOT
 from resource_gains
 order by greatest(throughput_gain, e2e_gain) desc, resource
 """
-LIMITS = {
-    "transform": [
-        {"fold": ["throughput", "E2E", "TTFT", "TPOT"], "as": ["measure", "gain"]},
-        {"filter": "isValid(datum.gain)"},
-    ],
-    "mark": "bar",
-    "encoding": {
-        "x": {"field": "gain", "type": "quantitative", "title": "gain from a fifth more (%)"},
-        "y": {"field": "resource", "type": "nominal", "sort": None, "title": None},
-        "yOffset": {"field": "measure", "sort": ["throughput", "E2E", "TTFT", "TPOT"]},
-        "color": {
-            "field": "measure",
-            "type": "nominal",
-            "title": None,
-            "sort": ["throughput", "E2E", "TTFT", "TPOT"],
-        },
-        "tooltip": [{"field": "resource"}, {"field": "measure"}, {"field": "gain", "format": ".3g"}],
-    },
-}
+MEASURES = ["throughput", "E2E", "TTFT", "TPOT"]
+LIMITS = chart(
+    "bar",
+    fold("measure", "gain", *MEASURES),
+    {"filter": "isValid(datum.gain)"},
+    x=amount("gain", "gain from a fifth more (%)"),
+    y=kind("resource", sort=None),
+    yOffset={"field": "measure", "sort": MEASURES},
+    color=kind("measure", sort=MEASURES),
+    tooltip=tips("resource", "measure", gain=".3g"),
+)
 KERNELS_QUERY = """
 with kernels as (
   select family, name, row_number() over (order by round(sum(total_us), 3) desc, family, name) as place
@@ -172,32 +121,21 @@ join kernels using (family, name)
 group by all
 order by place, phase
 """
-KERNELS = {
-    "mark": "bar",
-    "encoding": {
-        "x": {"field": "gpu_s", "type": "quantitative", "title": "GPU time (s)"},
-        "y": {"field": "kernel", "type": "nominal", "sort": {"field": "place", "op": "min"}, "title": None},
-        "color": {"field": "phase", "type": "nominal", "scale": PHASE_COLORS, "title": "steps"},
-        "tooltip": [
-            *({"field": name} for name in ("kernel", "phase")),
-            *({"field": name, "format": ".3g"} for name in ("gpu_s", "share")),
-        ],
-    },
-}
+LARGEST_FIRST = {"field": "place", "op": "min"}
+KERNELS = chart(
+    "bar",
+    x=amount("gpu_s", "GPU time (s)"),
+    y=kind("kernel", sort=LARGEST_FIRST),
+    color=kind("phase", "steps", scale=PHASE_COLORS),
+    tooltip=tips("kernel", "phase", gpu_s=".3g", share=".3g"),
+)
 POWER_QUERY = """
 select (start_s + end_s) / 2 as s, power_w
 from power_over_time
 where power_w is not null
 order by s
 """
-POWER = {
-    "mark": {"type": "line", "interpolate": "step"},
-    "encoding": {
-        "x": {"field": "s", "type": "quantitative", "title": "time (s)"},
-        "y": {"field": "power_w", "type": "quantitative", "title": "W"},
-        "tooltip": [{"field": "s", "format": ".4g"}, {"field": "power_w", "format": ".4g"}],
-    },
-}
+POWER = chart(line(interpolate="step"), x=TIME, y=amount("power_w", "W"), tooltip=tips(s=".4g", power_w=".4g"))
 KERNELS_OVER_TIME_QUERY = """
 with kernels as (
   select name, row_number() over (order by round(sum(total_us), 3) desc, name) as place
@@ -217,29 +155,15 @@ where end_s > start_s
 group by kernel, start_s, end_s
 order by place, kernel, s
 """
-KERNELS_OVER_TIME = {
-    "mark": {"type": "bar", "binSpacing": 0, "strokeWidth": 0},
-    "encoding": {
-        "x": {**TIME, "bin": "binned", "axis": {"grid": False}},
-        "x2": {"field": "end_s"},
-        "y": {
-            "field": "busy",
-            "type": "quantitative",
-            "stack": "zero",
-            "title": "time of a replica (%)",
-            "scale": {"zero": True},
-        },
-        "color": {
-            "field": "kernel",
-            "type": "nominal",
-            "sort": {"field": "place", "op": "min"},
-            "title": None,
-            "scale": {"scheme": "tableau10"},
-        },
-        "order": {"field": "place"},
-        "tooltip": [{"field": "kernel"}, {"field": "s"}, {"field": "busy", "format": ".3g"}],
-    },
-}
+KERNELS_OVER_TIME = chart(
+    {"type": "bar", "binSpacing": 0, "strokeWidth": 0},
+    x={**TIME, "bin": "binned", "axis": {"grid": False}},
+    x2={"field": "end_s"},
+    y=amount("busy", "time of a replica (%)", stack="zero", scale={"zero": True}),
+    color=kind("kernel", sort=LARGEST_FIRST, scale={"scheme": "tableau10"}),
+    order={"field": "place"},
+    tooltip=tips("kernel", "s", busy=".3g"),
+)
 ARRIVALS_QUERY = """
 with windows as (
   select start_s as s, end_s, end_s = max(end_s) over () as is_last
@@ -259,16 +183,46 @@ left join (
 group by s, end_s
 order by s
 """
-ARRIVALS = {
-    "transform": [{"fold": ["sent", "finished"], "as": ["measure", "value"]}],
-    "mark": LINE,
-    "encoding": {
-        "x": TIME,
-        "y": {"field": "value", "type": "quantitative", "title": "requests per second"},
-        "color": {"field": "measure", "type": "nominal", "title": None},
-        "tooltip": [{"field": "measure"}, *({"field": name, "format": ".4g"} for name in ("s", "value"))],
-    },
-}
+ARRIVALS = chart(
+    line(),
+    fold("measure", "value", "sent", "finished"),
+    x=TIME,
+    y=amount("value", "requests per second"),
+    color=kind("measure"),
+    tooltip=tips("measure", s=".4g", value=".4g"),
+)
+FOUND_QUERY = """
+with sent as (
+  select *, min(sent_ns) over () as low, greatest(max(sent_ns) over () - min(sent_ns) over (), 1) as length
+  from request_events
+  where sent_ns is not null and not warmup
+),
+windows as (
+  select
+    least(floor(40.0 * (sent_ns - low) / length), 39) as place,
+    any_value(length) / 40e9 as width,
+    sum(prompt_tokens - cached_tokens)::bigint as computed,
+    sum(cached_tokens - tier_tokens)::bigint as device,
+    sum(tier_tokens)::bigint as tiers,
+    sum(kv_load_ns) / 1e9 as waited_s
+  from sent
+  group by place
+)
+select measure, (place + 0.5) * width as s, value, waited_s
+from (
+  unpivot windows on computed as 'computed', device as 'in the GPU cache', tiers as 'loaded from tiers'
+  into name measure value value
+)
+where exists (select 1 from request_events where tier_tokens > 0)
+order by measure, s
+"""
+FOUND = chart(
+    {"type": "area", "interpolate": "step"},
+    x={**TIME, "title": "sent (s)"},
+    y=amount("value", "prompt tokens", stack="zero"),
+    color=kind("measure"),
+    tooltip=tips("measure", s=".4g", value=".4g", waited_s=".4g"),
+)
 RUN_FIGURES = (
     Figure(
         "Latency",
@@ -302,7 +256,7 @@ RUN_FIGURES = (
     Figure(
         "KV cache and busy time",
         "Share of the KV cache in use, and of the time in steps, of each replica.",
-        *over_time(f'{percent("kv_share_mean")} as "KV cache", {percent("busy_share")} as busy', "%"),
+        *over_time('100.0 * kv_share_mean as "KV cache", 100.0 * busy_share as busy', "%"),
     ),
     Figure(
         "Tokens",

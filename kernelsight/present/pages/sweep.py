@@ -1,17 +1,19 @@
-"""The terminal page of `kernelsight sweep`: rows, Pareto fronts, and the cheapest deployment of each load."""
+"""The page of a sweep: rows, Pareto fronts, and the cheapest deployment of each load."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.number_format import number
-from kernelsight.present.output import as_csv, as_json, print_page, table_lines, terminal_width
-from kernelsight.scenario.objectives import METRICS, PRICE, cheapest, parse_slo
-from kernelsight.sweeps.intervals import interval_columns
+from kernelsight.present.figures.sweep import sweep_figures
+from kernelsight.present.page import Figure, Page, Rows, Table, pairs, queried
+from kernelsight.scenario.objectives import METRICS, PRICE, cheapest, interval_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
 
 # significant digits of imprecise values: ends of intervals, prices of tokens
 ROUGH = 3
@@ -55,56 +57,86 @@ LOADS = (
 KINDS = ("", "input_", "output_")
 
 
-def print_sweep(table: pa.Table, fronts: Mapping[str, pa.Table], arguments: Any) -> None:
-    """Print the rows of a sweep or of --find-rate in the format of --format; ``fronts``: Pareto fronts of a sweep."""
+def sweep_page(
+    table: pa.Table,
+    fronts: Mapping[str, pa.Table],
+    slo: Collection[str] = (),
+    at_rate: float | None = None,
+    session: Session | None = None,
+) -> Page:
+    """Return the page of the rows of a sweep, or of its highest rates.
+
+    ``fronts``: ``pareto_front`` and ``energy_front`` of a sweep; ``slo``: columns of the objectives; ``at_rate``:
+    requests/s that the cheapest deployment has to serve; ``session``: of the sweep, for figures.
+    """
     rows = table.to_pylist()
-    if arguments.format == "csv":
-        print(as_csv(rows, table.column_names), end="")
-        return
     front_rows = {name: fronts[name].to_pylist() if name in fronts else [] for name in ("pareto_front", "energy_front")}
     faults = [row for row in rows if row["completed"] == 0 and row["requests"] == 0]
     answer = {"scenarios": len(rows), "served": len(rows) - len(faults), "faults": len(faults)}
-    flags, columns = _columns_shown(rows, parse_slo(arguments.slo or []))
+    flags, columns = _columns_shown(rows, slo)
     best: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
-    if arguments.slo and (PRICE in table.column_names or arguments.at_rate is not None):
-        answer["cheapest"] = cheapest(table, arguments.at_rate)
-        best = _cheapest_of_each_load(table, [name for name in flags if name in LOADS], arguments.at_rate)
+    if slo and (PRICE in table.column_names or at_rate is not None):
+        answer["cheapest"] = cheapest(table, at_rate)
+        best = _cheapest_of_each_load(table, [name for name in flags if name in LOADS], at_rate)
         if len(best) > 1:
-            answer["cheapest_by_load"] = [{**load, "cheapest": front_rows} for load, front_rows in best]
-    if arguments.format == "json":
-        print(as_json({**answer, **front_rows, "rows": rows}))
-        return
-    count = f"{len(rows):,} scenario{'s' if len(rows) != 1 else ''}"
-    page = [f"{count}, {answer['served']:,} served, {answer['faults']:,} cannot run"]
+            answer["cheapest_by_load"] = [{**load, "cheapest": deployment} for load, deployment in best]
+    title = f"{len(rows):,} scenario{'s' if len(rows) != 1 else ''}"
     # an unset request rate is an infinite one: last
-    rows.sort(key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags])
-    printed = [("", rows, columns)]
+    ranked = sorted(
+        rows, key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags]
+    )
+    shown = [("", ranked, columns)]
     if len(rows) > 1:
         with_energy = [*columns, "energy_per_output_token_j"]
-        printed += [
+        shown += [
             ("Pareto front, tokens/s per GPU against tokens/s per user", front_rows["pareto_front"], columns),
             ("Energy front, J per output token against tokens/s per user", front_rows["energy_front"], with_energy),
         ]
-    for title, ranked, shown in printed:
-        if ranked:
-            page += ["", title] if title else [""]
-            cells = [_shown(row, shown) for row in _with_defaults(ranked[:MOST_SHOWN], flags)]
-            page += table_lines(cells, list(cells[0]), terminal_width())
-        if len(ranked) > MOST_SHOWN:
-            page.append(f"... and {len(ranked) - MOST_SHOWN:,} more; -o FILE keeps all, --format csv prints them")
-    tiers = sorted({row["tier"] for row in rows if row.get("tier") and row["completed"]})
-    if tiers:
-        interval_note = " (in brackets: 90 % intervals)" if "ttft_p99_low_ms" in rows[0] else ""
-        page += ["", f"kernel latencies: {', '.join(tiers)}{interval_note}"]
-        if "unmeasured-vendor" in tiers:
-            unmeasured = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
-            page.append(
-                f"many kernels were measured on no GPU of the maker of {', '.join(unmeasured)}: general constants "
-                "stand in, and may be off by a factor of 4"
+    more = "more; -o FILE keeps all, --format csv prints them"
+    return Page(
+        title,
+        {**answer, **front_rows, "rows": rows},
+        sentences=[f"{title}, {answer['served']:,} served, {answer['faults']:,} cannot run"],
+        figures=tuple if session is None else lambda: _drawn(session, rows),
+        tables=[
+            Table(
+                name,
+                [_shown(row, names) for row in _with_defaults(listed, flags)],
+                most=MOST_SHOWN,
+                more=more,
+                drawn=not name,
             )
-    if best:
-        page += ["", *_cheapest_lines(best, flags, arguments.at_rate)]
-    print_page(page)
+            for name, listed, names in shown
+        ],
+        evidence=[
+            Table(lines=_evidence(rows)),
+            Table(lines=_cheapest_lines(best, flags, at_rate) if best else ()),
+        ],
+    )
+
+
+def _drawn(session: Session, rows: Rows) -> list[Figure]:
+    """Return the figures of a sweep: fronts, and all scenarios with the columns in which they differ."""
+    names = list(rows[0])
+    constant = [name for name in names if len({str(row[name]) for row in rows}) == 1]
+    same = {name: rows[0][name] for name in names[2 : names.index("status")] if name in constant}
+    return [*queried(session, sweep_figures(names, constant)), Figure("The same in all", "", rows=pairs(same))]
+
+
+def _evidence(rows: Rows) -> list[str]:
+    """Return the sentences on the tiers of kernel latencies."""
+    tiers = sorted({row["tier"] for row in rows if row.get("tier") and row["completed"]})
+    if not tiers:
+        return []
+    interval_note = " (in brackets: 90 % intervals)" if "ttft_p99_low_ms" in rows[0] else ""
+    lines = [f"kernel latencies: {', '.join(tiers)}{interval_note}"]
+    if "unmeasured-vendor" in tiers:
+        unmeasured = sorted({row["gpu"] for row in rows if row["tier"] == "unmeasured-vendor" and "gpu" in row})
+        lines.append(
+            f"many kernels were measured on no GPU of the maker of {', '.join(unmeasured)}: general constants "
+            "stand in, and may be off by a factor of 4"
+        )
+    return lines
 
 
 def _cheapest_of_each_load(
@@ -154,7 +186,7 @@ def _cheapest_sentence(row: dict[str, Any] | None, flags: list[str], rate: float
     return f"lowest cost per token{at_rate}: {deployment}, {number(row['price_per_hour'])} $/h, {', '.join(costs)}"
 
 
-def _shown(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+def _shown(row: Mapping[str, Any], columns: list[str]) -> dict[str, Any]:
     """Return a row with short headers and units; p99 latencies with intervals (files and JSON have all)."""
     cells = {}
     for name in columns:
@@ -174,7 +206,7 @@ def _header(name: str) -> str:
     return HEADERS.get(name, name)
 
 
-def _with_defaults(rows: list[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
+def _with_defaults(rows: Sequence[dict[str, Any]], flags: list[str]) -> list[dict[str, Any]]:
     """Return rows with "default" for unset flags, and "inf" for an unset request rate."""
     unset = {"request_rate": "inf"}
     return [row | {name: unset.get(name, "default") for name in flags if row[name] is None} for row in rows]

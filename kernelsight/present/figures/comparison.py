@@ -1,57 +1,44 @@
-"""Figures of the report of a saved comparison: misses by part, by request, by bucket and over time."""
+"""Figures of a saved comparison: misses by part, by request, by bucket and over time."""
 
 from __future__ import annotations
 
-from kernelsight.present.html.run_figures import Figure
+from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, line, tips
+from kernelsight.present.page import Figure
 
 MOST_POINTS = 3_000
-PARTS = {
-    "mark": "bar",
-    "encoding": {
-        "x": {"field": "miss_ms", "type": "quantitative", "title": "measured − predicted, mean of a request (ms)"},
-        "y": {"field": "part", "type": "nominal", "sort": "-x", "title": None},
-        "color": {
-            "condition": {"test": "datum.miss_ms > 0", "value": "#e07b39"},
-            "value": "#2a6fb0",
-        },
-        "tooltip": [{"field": "part"}, {"field": "miss_ms", "format": ".4g"}],
-    },
-}
+LONGER = {"condition": {"test": "datum.miss_ms > 0", "value": "#e07b39"}, "value": "#2a6fb0"}
+PARTS = chart(
+    "bar",
+    x=amount("miss_ms", "measured − predicted, mean of a request (ms)"),
+    y=kind("part", sort="-x"),
+    color=LONGER,
+    tooltip=tips("part", miss_ms=".4g"),
+)
 REQUESTS_QUERY = f"""
 select predicted_e2e_ms as predicted, measured_e2e_ms as measured, prompt_tokens, output_tokens
 from prediction_vs_production
 where predicted_e2e_ms > 0 and measured_e2e_ms > 0
 using sample reservoir({MOST_POINTS} rows) repeatable (1)
 """
-LOG_SCALE = {"type": "log", "nice": False}
+SCALE = LOG | {"nice": False}
 REQUESTS = {
     "layer": [
-        {
-            "mark": {"type": "point", "size": 14, "opacity": 0.45, "filled": True, "clip": True},
-            "encoding": {
-                "x": {"field": "predicted", "type": "quantitative", "scale": LOG_SCALE, "title": "predicted E2E (ms)"},
-                "y": {"field": "measured", "type": "quantitative", "scale": LOG_SCALE, "title": "measured E2E (ms)"},
-                "tooltip": [{"field": name} for name in ("measured", "predicted", "prompt_tokens", "output_tokens")],
-            },
-        },
-        {
-            "mark": {"type": "line", "strokeDash": [4, 3], "color": "#888", "strokeWidth": 1},
-            "encoding": {
-                "x": {"field": "predicted", "type": "quantitative"},
-                "y": {"field": "predicted", "type": "quantitative"},
-            },
-        },
+        chart(
+            dots(14, opacity=0.45, clip=True),
+            x=amount("predicted", "predicted E2E (ms)", scale=SCALE),
+            y=amount("measured", "measured E2E (ms)", scale=SCALE),
+            tooltip=tips("measured", "predicted", "prompt_tokens", "output_tokens"),
+        ),
+        chart(dashes(), x=amount("predicted"), y=amount("predicted")),
     ]
 }
-DRIFT = {
-    "mark": {"type": "line", "interpolate": "step-after", "clip": True},
-    "encoding": {
-        "x": {"field": "s", "type": "quantitative", "title": "time of the log (s)"},
-        "y": {"field": "factor", "type": "quantitative", "title": "measured / predicted", "scale": {"zero": False}},
-        "color": {"field": "metric", "type": "nominal", "title": None},
-        "tooltip": [{"field": "metric"}, {"field": "s"}, {"field": "factor", "format": ".3f"}, {"field": "n"}],
-    },
-}
+DRIFT = chart(
+    line(),
+    x=amount("s", "time of the log (s)"),
+    y=amount("factor", "measured / predicted", scale={"zero": False}),
+    color=kind("metric"),
+    tooltip=tips("metric", "s", "n", factor=".3f"),
+)
 COMPARISON_FIGURES = (
     Figure(
         "Parts of the miss",

@@ -1,15 +1,15 @@
-"""Lines of a report on number formats, and on the evidence behind kernel latencies (tier, measured share)."""
+"""Number formats, memory, and the evidence behind kernel latencies (tier, measured share): what pages share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.number_format import percent
-from kernelsight.present.output import table_lines, terminal_width
+from kernelsight.number_format import gib, number, percent
+from kernelsight.present.page import Table
 
 CLASSES = {"attention_format": "attention", "ffn_format": "feed-forward", "expert_format": "experts"}
-WEIGHT_ONLY = ("int4_wo", "int8_wo", "nvfp4_wo", "mxfp4_wo")
+WEIGHT_ONLY = ("int4_wo", "int8_wo", "nvfp4_wo", "mxfp4_wo", "nf4_wo", "int3_wo", "int2_wo")
 
 
 def formats_line(settings: Mapping[str, Any]) -> str:
@@ -54,18 +54,34 @@ def rests_on(answer: Mapping[str, Any]) -> str:
     return f"kernel latencies: {answer['tier']}{share}{f'; not measured: {missing}' if missing else ''}"
 
 
-def evidence_lines(evidence: Sequence[Mapping[str, Any]]) -> list[str]:
+def evidence_table(evidence: Sequence[Mapping[str, Any]], title: str = "") -> Table:
     """Return a table of the evidence for each component of the steps; ``evidence``: as in the JSON of `simulate`.
 
     >>> row = {"component": "experts", "tier": "gpu-measured", "measured_share": 0.2, "evidence": "sweep of a: b"}
-    >>> print(*evidence_lines([row]), sep="\\n")
-    component  tier          measured  rests on
-    ---------  ------------  --------  -------------
-    experts    gpu-measured  20%       sweep of a: b
+    >>> evidence_table([row]).rows
+    [{'component': 'experts', 'tier': 'gpu-measured', 'measured': '20%', 'rests on': 'sweep of a: b'}]
     """
     rows = [
         {"component": f"{row['pool']}: {row['component']}" if row.get("pool") else row["component"]}
         | {"tier": row["tier"], "measured": percent(row["measured_share"]), "rests on": row["evidence"]}
         for row in evidence
     ]
-    return table_lines(rows, list(rows[0]), terminal_width()) if rows else []
+    return Table(title, rows)
+
+
+def memory_lines(memory: Mapping[str, Any], max_model_len: int, tokens: str) -> list[str]:
+    """Return the lines on the memory of a GPU and the capacity of its KV cache; ``tokens``: of what these are."""
+    parts = ", ".join(
+        f"{name} {gib(memory[column])}"
+        for name, column in (
+            ("weights", "weights_bytes"),
+            ("activations", "activations_bytes"),
+            ("graphs", "graphs_bytes"),
+            ("KV cache", "kv_bytes"),
+        )
+    )
+    return [
+        f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: {parts}",
+        f"KV cache: {memory['kv_cache_tokens']:,} tokens {tokens}; fits {number(memory['max_concurrency'])} "
+        f"requests of {max_model_len:,} tokens",
+    ]
