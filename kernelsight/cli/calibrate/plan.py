@@ -7,7 +7,7 @@ import math
 
 from kernelsight.cli.options import add_families, add_gpus, add_output, add_pack, open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.plan import (
+from kernelsight.measure.kernels_to_measure import (
     ATTENTION,
     attention_of,
     choose,
