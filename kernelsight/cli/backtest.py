@@ -13,7 +13,7 @@ from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_ro
 from kernelsight.evaluation.runs.campaigns import spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.plots import check_picture, draw, plots
-from kernelsight.evaluation.runs.scores import GROUP, METRICS
+from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
 from kernelsight.present.output import PAGE_ENDINGS, as_json, check_ending, note, write_table, write_text
 from kernelsight.present.show import HTML, show
 

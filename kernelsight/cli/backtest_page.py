@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelsight.evaluation.runs.coverage import METRICS as COVERED
 from kernelsight.evaluation.runs.label_coverage import METRICS as LABELLED
-from kernelsight.evaluation.runs.scores import GROUP, METRICS
+from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
 from kernelsight.evaluation.runs.subsets import KINDS
 from kernelsight.number_format import deviation, number, percent
 from kernelsight.present.page import Figure, Page, Table

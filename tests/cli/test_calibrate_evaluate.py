@@ -14,7 +14,7 @@ import pytest
 from kernelsight.cli.calibrate import evaluate as calibrate_evaluate
 from kernelsight.cli.calibrate.evaluate import split_of
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.kernels.scores import COLUMNS
+from kernelsight.evaluation.kernels.kernel_scores import COLUMNS
 from kernelsight.fitting.splits import HEADLINE_TRAIN
 from tests.fitting.measured import gemm, write
 

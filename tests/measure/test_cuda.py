@@ -36,8 +36,7 @@ from kernelsight.measure.cuda.cublaslt import (
     Plan,
     _Heuristic,
 )
-from kernelsight.measure.cuda.device import open_gpu
-from kernelsight.measure.cuda.kernels import PREPARE
+from kernelsight.measure.cuda.device import PREPARE, open_gpu
 from kernelsight.measure.cuda.nvml import Nvml
 from kernelsight.measure.families import FAMILIES
 from tests.measure import fake_cupy, nvrtc

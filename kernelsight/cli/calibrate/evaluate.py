@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight import laboratory
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.kernels.scores import COLUMNS, score_rows
+from kernelsight.evaluation.kernels.kernel_scores import COLUMNS, score_rows
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 from kernelsight.number_format import number
 

@@ -6,7 +6,7 @@ import argparse
 
 from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.plan import (
+from kernelsight.measure.kernels_to_measure import (
     ATTENTION,
     attention_of,
     choose,

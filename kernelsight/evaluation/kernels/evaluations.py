@@ -13,7 +13,7 @@ from kernelsight import laboratory
 from kernelsight.dataflow.python_nodes import produces
 from kernelsight.evaluation.kernels import predict
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.scores import score_rows
+from kernelsight.evaluation.kernels.kernel_scores import score_rows
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.scenario.stated_flags import object_text

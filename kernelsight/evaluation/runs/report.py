@@ -12,7 +12,7 @@ from kernelsight.evaluation.runs.coverage import METRICS as COVERED
 from kernelsight.evaluation.runs.coverage import coverage, spread_lacking, with_spread_of_others
 from kernelsight.evaluation.runs.label_coverage import label_coverage
 from kernelsight.evaluation.runs.measured_runs import Runs
-from kernelsight.evaluation.runs.scores import (
+from kernelsight.evaluation.runs.run_scores import (
     GROUP,
     concurrency_band,
     group_of,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from kernelsight.evaluation.runs.scores import METRICS, group_of, is_scored_separately, scores, stated_again
+from kernelsight.evaluation.runs.run_scores import METRICS, group_of, is_scored_separately, scores, stated_again
 
 KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
 

@@ -12,7 +12,14 @@ import kernelsight as ks
 from kernelsight.catalog.tables import facts
 from kernelsight.cli.main import main
 from kernelsight.errors import KernelSightError
-from kernelsight.measure.plan import _positions, _seconds, features_of_points, measurable, of_families, served_calls
+from kernelsight.measure.kernels_to_measure import (
+    _positions,
+    _seconds,
+    features_of_points,
+    measurable,
+    of_families,
+    served_calls,
+)
 from kernelsight.measure.suite import read_suite
 
 
