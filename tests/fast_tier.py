@@ -14,9 +14,9 @@ FAST = {
     "choices": "test_siblings",
     "cli": "test_cache test_calibrate_evaluate test_serve",
     "comparison": "test_measured test_replay test_residuals test_signature",
-    "dataflow": "test_bounded_files test_bounded_values test_conditions test_contract test_durable "
-    "test_generated_nodes test_graph test_memory_cache test_parquet_files test_redaction test_rows test_signals "
-    "test_sql_nodes test_types",
+    "dataflow": "test_bounded_files test_bounded_values test_contract test_durable "
+    "test_generated_nodes test_graph test_memory_cache test_parquet_files test_redaction test_rows test_rules "
+    "test_signals test_sql_nodes test_types",
     "docs": "test_figures test_pages test_reference",
     "evaluation/runs": "test_campaigns test_coverage test_decisions test_parallel_sizes test_peer test_recipes "
     "test_scores",
