@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, extra_missing
-from kernelsight.evaluation.runs.scores import GROUP
+from kernelsight.evaluation.runs.run_scores import GROUP
 from kernelsight.present.html.page import plain
 from kernelsight.present.page import Figure, Page
 from kernelsight.present.show import HTML, write_page
