@@ -17,8 +17,9 @@ from pathlib import Path
 
 from record import RESULTS, ROOT, SERVERS, read, record
 
+from kernelsight.cli.backtest_page import coverage_table
 from kernelsight.cli.main import main as kernelsight
-from kernelsight.cli.pages.backtest_page import coverage_lines
+from kernelsight.present.terminal import table_of
 
 SAMPLE = 60
 WORDS = ["backtest", *(word for source in ("aiconfigurator", *SERVERS) for word in ("--runs", source))]
@@ -40,7 +41,7 @@ def main() -> None:
             if status:
                 raise SystemExit(status)
         report = json.loads(path.read_text(encoding="utf-8"))
-    print("\n".join(coverage_lines(report)))
+    print("\n".join(table_of(coverage_table(report))))
     if arguments.no_record:
         return
     figures = {name: report[name] for name in ("read", "excluded", "runs", "left_out_constants", "coverage")}

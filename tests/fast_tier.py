@@ -20,7 +20,7 @@ FAST = {
     "docs": "test_figures test_pages test_reference",
     "evaluation/runs": "test_campaigns test_coverage test_decisions test_parallel_sizes test_peer test_recipes "
     "test_scores",
-    "fitting": "test_cells test_experimental_design test_intervals test_metrics test_splits",
+    "fitting": "test_cells test_experimental_design test_half_widths test_metrics test_splits",
     "fitting/kernel_sweeps": "test_bounds test_import test_names test_neusight test_profiles",
     "kernels": "test_collectives test_cut_rates test_decode test_energy test_features test_few_shot "
     "test_gpu_distance test_hardware test_intervals test_kernel_constants test_linear test_moe test_network test_pack "
@@ -28,7 +28,7 @@ FAST = {
     "test_values test_vendors",
     "logs": "test_aiperf test_files test_guidellm test_inference_perf test_kernels test_otlp test_prometheus "
     "test_registry test_send_times test_sglang_bench test_vllm_iterations",
-    "measure": "test_cuda_launches test_host test_plan test_power test_suite test_timing",
+    "measure": "test_cuda_launches test_host test_kernels_to_measure test_power test_suite test_timing",
     "models": "test_config test_newer_architectures test_quantization",
     "safety": "test_hostile_files",
     "scenario": "test_gpu_names test_grid test_keywords test_kv_tiers test_launch_files test_load_rules test_prices",

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import (
-    add_deployment,
-    add_output,
     deployment_flags,
     launch_line,
     open_session,
-    whole_number,
 )
-from kernelsight.cli.pages.formats_line import evidence_lines, formats_line, rests_on
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.forward.forward_step import predict_calls, predict_step
-from kernelsight.number_format import gib, interval, number, percent, rounded
 from kernelsight.present.output import (
+    PAGE_ENDINGS,
     as_csv,
     as_json,
     check_ending,
     note,
-    print_page,
     print_rows,
-    table_lines,
-    terminal_width,
     write_table,
     write_text,
 )
+from kernelsight.present.pages.predict import counted, predict_page
+from kernelsight.present.show import HTML, show
 
 COLUMNS = [
     "family",
@@ -51,40 +45,12 @@ COLUMNS = [
 ]
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_deployment(verb)
-    step = verb.add_argument_group("step")
-    step.add_argument("--phase", choices=("prefill", "decode", "mixed"), help="kind of step (default: decode)")
-    step.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="B",
-        help="number of sequences (mixed: decodes next to one prefill chunk; default: 1)",
-    )
-    step.add_argument(
-        "--input-len", "--isl", type=whole_number, metavar="L", help="new tokens per prompt, or of the chunk"
-    )
-    step.add_argument(
-        "--context-len",
-        type=whole_number,
-        metavar="C",
-        help="tokens already in the KV cache per sequence (decode needs it)",
-    )
-    step.add_argument(
-        "--calls",
-        metavar="FILE",
-        help="predict a Parquet table of kernel calls instead of a step; its column implementation names kernels",
-    )
-    add_output(verb, "also write the kernels: .parquet, .csv, .json, .duckdb")
-
-
 def run(arguments: Any) -> None:
     """Predict the step or the calls, print them, and write the kernels."""
     if arguments.calls is not None:
         _run_calls(arguments)
         return
-    target = check_ending(arguments.output)
+    target = check_ending(arguments.output, PAGE_ENDINGS)
     flags = deployment_flags(arguments)
     line = launch_line(arguments, flags)
     with open_session(arguments) as session:
@@ -109,14 +75,11 @@ def run(arguments: Any) -> None:
                     "assumptions",
                 ],
             )
-        elif target:
+        elif target and target.suffix != HTML:
             _write_kernels([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]], target)
-        if arguments.format == "json":
-            print(as_json(step | ({"launch": line.as_dict()} if line else {})))
-        elif arguments.format == "csv":
-            print(as_csv(step["kernels"], COLUMNS), end="")
-        else:
-            print_page(_as_page(step))
+        gpu = next(row for row in session.table("gpus").to_pylist() if row["gpu"] == step["gpu"])
+        page = predict_page(step | ({"launch": line.as_dict()} if line else {}), gpu)
+        show(page, arguments.format, target, step["kernels"], COLUMNS)
 
 
 def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
@@ -149,53 +112,6 @@ def _run_calls(arguments: Any) -> None:
         table = predict_calls(session, arguments.calls, arguments.gpu, arguments.tier)
     if target:
         write_table(table, target)
-        note(f"wrote {_counted(table.num_rows, 'row')} to {target}")
+        note(f"wrote {counted(table.num_rows, 'row')} to {target}")
     else:
         print_rows(python_rows(table), table.column_names, arguments.format)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _as_page(step: dict[str, Any]) -> list[str]:
-    """Return the lines of a predicted step for a terminal."""
-    memory, settings = step["memory"], step["settings"]
-    rows = [
-        {
-            **{
-                name: kernel[name]
-                for name in ("name", "family", "count", "shape", "bound", "roofline_us", "eta", "latency_us")
-            },
-            "p05_us": kernel["p05_us"],
-            "p95_us": kernel["p95_us"],
-            "share": percent(kernel["share"], 1),
-            "energy_mj": kernel["energy_mj"],
-        }
-        for kernel in step["kernels"]
-    ]
-    lines = [
-        f"{step['model']} on {step['gpu']}, tp {settings['tp']} pp {settings['pp']} dp {settings['dp']} ep "
-        f"{settings['ep']}, {settings['engine']}, "
-        f"{formats_line(settings)}: "
-        f"{step['phase']} step of {_counted(step['tokens'], 'token')} in {_counted(step['sequences'], 'sequence')}",
-        f"total {number(step['total_us'])} us (90 % interval {interval(step['p05_us'], step['p95_us'])}): "
-        f"GPU {number(step['gpu_us'])} us, exposed host {number(step['host_us'])} us",
-        f"energy of a GPU {number(step['energy_mj'])} mJ, {number(step['power_w']['mean'])} W (90 % interval "
-        f"{interval(step['power_w']['low'], step['power_w']['high'])})",
-        rests_on(step),
-        *([step["cliff"]] if step["cliff"] else []),
-        "",
-        *table_lines(rows, list(rows[0]), terminal_width()),
-        "",
-        *evidence_lines(step["evidence"]),
-        "",
-        f"memory per GPU: {gib(memory['memory_bytes'])} GiB, usable {gib(memory['usable_bytes'])}: "
-        f"weights {gib(memory['weights_bytes'])}, activations {gib(memory['activations_bytes'])}, graphs "
-        f"{gib(memory['graphs_bytes'])}, KV cache {gib(memory['kv_bytes'])}",
-        f"KV cache: {memory['kv_cache_tokens']:,} tokens at {rounded(memory['kv_bytes_per_token'])} bytes per token "
-        f"and GPU; fits {number(memory['max_concurrency'])} requests of {settings['max_model_len']:,} tokens",
-        "assumed:",
-        *(f"  - {sentence}" for sentence in step["assumed"]),
-    ]
-    return lines

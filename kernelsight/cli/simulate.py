@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.options import (
-    add_correction,
-    add_deployment,
-    add_flags,
-    add_goodput,
-    add_output,
     deployment_flags,
     launch_line,
     open_session,
 )
-from kernelsight.cli.pages.simulate_page import simulation_page
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.present.output import Waiting, as_csv, as_json, check_ending, note, print_page, write_table
-from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER, SITE
+from kernelsight.present.output import PAGE_ENDINGS, Waiting, check_ending, note, write_table
+from kernelsight.present.show import HTML, show
+from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.load_rules import RATES, distribution, first_fault, may_hold_conversations, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kernelsight.scenario.launch.lines import LaunchLine
     from kernelsight.sweeps.runs import Run
 
@@ -58,35 +54,11 @@ def load_flags(arguments: Any) -> dict[str, Any]:
     return flags
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_deployment(verb)
-    pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
-    add_flags(pools, (*POOLS, *PREFILL))
-    load = verb.add_argument_group("workload")
-    add_flags(load, LOAD)
-    add_flags(verb.add_argument_group("lengths"), LENGTHS)
-    add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), ROUTER)
-    add_flags(verb.add_argument_group("energy (of the place where the servers stand)"), SITE)
-    add_goodput(load)
-    add_correction(verb)
-    verb.add_argument(
-        "--advise", action="store_true", help="also simulate each setting one step away: what one change would bring"
-    )
-    load.add_argument(
-        "--keep",
-        nargs="+",
-        choices=("steps",),
-        help="keep one row per engine step in the run that -o FILE.duckdb saves",
-    )
-    add_output(verb, "also save the run (.duckdb), or one row per request (.parquet, .csv, .json)")
-
-
 def run(arguments: Any) -> None:
     """Simulate the scenario, print its summary, and save the run or its requests."""
     from kernelsight.sweeps.runs import Run
 
-    target = check_ending(arguments.output)
+    target = check_ending(arguments.output, PAGE_ENDINGS)
     flags = deployment_flags(arguments) | load_flags(arguments)
     line = launch_line(arguments, flags)
     steps = "steps" in (arguments.keep or [])
@@ -101,12 +73,12 @@ def run(arguments: Any) -> None:
         try:
             if target and target.suffix == ".duckdb":
                 run.save(target, steps=steps)
-            elif target:
+            elif target and target.suffix != HTML:
                 write_table(run.table("request_metrics"), target)
         except RunFailed:
-            _print(run, arguments.format, line)  # a full disk must not lose a long simulation
+            _show(run, arguments.format, line)  # a full disk must not lose a long simulation
             raise
-        _print(run, arguments.format, line)
+        _show(run, arguments.format, line, target)
         if answer["completed"] == 0:
             from kernelsight.serving.runs.scenario_summary import NONE_SERVED
 
@@ -116,12 +88,9 @@ def run(arguments: Any) -> None:
             )
 
 
-def _print(run: Run, form: str, line: LaunchLine | None) -> None:
-    """Print the summary as JSON, CSV or a page for a terminal."""
-    if form == "json":
-        print(as_json(run.summary | ({"launch": line.as_dict()} if line else {})))
-    elif form == "csv":
-        summary = run.table("scenario_summary")
-        print(as_csv(summary.to_pylist(), summary.column_names), end="")
-    else:
-        print_page(simulation_page(run.summary))
+def _show(run: Run, form: str, line: LaunchLine | None, target: Path | None = None) -> None:
+    """Print the summary as JSON, CSV or a page for a terminal, and write it to a target that is HTML."""
+    page = run.page()
+    page = page._replace(answer=page.answer | ({"launch": line.as_dict()} if line else {}))
+    summary = run.table("scenario_summary")
+    show(page, form, target, summary.to_pylist(), summary.column_names)

@@ -21,6 +21,7 @@ from kernelsight.scenario.argument_checks import mapping_of, one_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
+    from kernelsight.present.page import Page
 
 TABLES = (
     *("prediction_vs_production", "miss_by_part", "error_by_bucket", "drift_over_time", "setting_suspects"),
@@ -178,6 +179,12 @@ class Comparison:
     def sql(self, query: str) -> Any:
         """Return a DuckDB relation over the tables of the comparison and of the log."""
         return self._session.sql(query)
+
+    def page(self) -> Page:
+        """Return what ``compare`` shows, for terminal, HTML and JSON."""
+        from kernelsight.present.pages.compare import comparison_page
+
+        return comparison_page(self.summary, self._session if self._kind is REQUESTS else None)
 
     def __repr__(self) -> str:
         return visible(f"Comparison({self.summary['verdict']})")

@@ -53,9 +53,10 @@ _OPTION_FIELDS = {
     "column": str,
     "option": list,
     "in": list,
-    "min": int | float,
-    "max": int | float,
-    "everyday": bool,
+    **dict.fromkeys(("above", "min", "max", "below"), int | float),
+    **dict.fromkeys(("everyday", "required", "positional", "many", "repeated"), bool),
+    "either": str,
+    "default": int | float | str | bool,
 }
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "csv")
 ENDINGS = (".parquet", ".csv", ".json", ".duckdb")
+# of verbs whose answer is a page
+PAGE_ENDINGS = (*ENDINGS, ".html")
 
 
 # verbosity on stderr, beside errors: nothing, notes, or also every computed table

@@ -218,3 +218,13 @@ def cheapest(rows: pa.Table, rate: float | None = None) -> dict[str, Any] | None
         idle_factor = instances * row["max_request_rate"] / rate
         cheapest_row |= {name: row[name] * idle_factor for name in COSTS.values() if row[name] is not None}
     return cheapest_row
+
+
+def interval_columns(figure: str) -> tuple[str, str]:
+    """Return the names of a figure's columns for the lower and upper end of its interval.
+
+    >>> interval_columns("ttft_p99_ms"), interval_columns("output_throughput")
+    (('ttft_p99_low_ms', 'ttft_p99_high_ms'), ('output_throughput_low', 'output_throughput_high'))
+    """
+    name, unit = (figure.removesuffix("_ms"), "_ms") if figure.endswith("_ms") else (figure, "")
+    return f"{name}_low{unit}", f"{name}_high{unit}"

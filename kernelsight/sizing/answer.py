@@ -12,16 +12,16 @@ from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
 from kernelsight.scenario.argument_checks import values_of
 from kernelsight.scenario.corrections import give_corrections
-from kernelsight.scenario.objectives import stated_slo
+from kernelsight.scenario.objectives import interval_columns, stated_slo
 from kernelsight.sizing.question import Question, question_from
 from kernelsight.sizing.sentences import ALWAYS, SHORT, is_flag
 from kernelsight.sizing.size_tables import TABLES
-from kernelsight.sweeps.intervals import interval_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
+    from kernelsight.present.page import Page
 
 NAME = "sized"
 # table of a saved file with the rows as they are printed
@@ -209,6 +209,12 @@ class Sizing:
     def sql(self, query: str) -> Any:
         """Return a DuckDB relation over the tables of the question."""
         return self._session.sql(query)
+
+    def page(self) -> Page:
+        """Return what ``size`` shows, for terminal, HTML and JSON."""
+        from kernelsight.present.pages.size import size_page
+
+        return size_page(self.as_dict(), {name: SHORT.get(name, name) for name in columns_shown(self.rows)})
 
     def save(self, path: str | Path) -> None:
         """Write the question, its answer and all given tables to a DuckDB file."""

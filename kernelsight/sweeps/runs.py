@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.escape import html_table, visible
 from kernelsight.number_format import number
+from kernelsight.present.show import write_page
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.plan import Plan, give_plan, plan_rows
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
+    from kernelsight.present.page import Page
     from kernelsight.sweeps.gradient import Gradient
 
 SWEEP = "sweep"
@@ -125,11 +127,15 @@ class Run:
 
     def report(self, path: str | Path) -> None:
         """Write the run as one HTML page with its figures and tables (needs the extra ``report``)."""
-        from kernelsight.present.html.report import write_report
-
         _check_ending(path, ".html")
         self._session.compute(*TABLES, "request_metrics", "steps")
-        write_report(self._session, path)
+        write_page(self.page(), path)
+
+    def page(self) -> Page:
+        """Return what ``simulate`` shows, for terminal, HTML and JSON."""
+        from kernelsight.present.pages.simulate import simulation_page
+
+        return simulation_page(self.summary, self._session)
 
     def timeline(self, path: str | Path, *, start_s: float | None = None, end_s: float | None = None) -> dict[str, int]:
         """Write the run as a Chrome trace (.json) for Perfetto; return the number of steps and events in it.
@@ -272,10 +278,15 @@ class WhatIf:
 
     def report(self, path: str | Path) -> None:
         """Write the sweep as one HTML page: Pareto front of each load, and scenarios (needs the extra ``report``)."""
-        from kernelsight.present.html.report import write_report
-
         _check_ending(path, ".html")
-        write_report(self._all, path)
+        write_page(self.page(), path)
+
+    def page(self, slo: Collection[str] = ()) -> Page:
+        """Return what ``sweep`` shows, for terminal, HTML and JSON; ``slo``: columns of the objectives."""
+        from kernelsight.present.pages.sweep import sweep_page
+
+        fronts = {"pareto_front": self.pareto_front, "energy_front": self.energy_front}
+        return sweep_page(self._summary, fronts, slo, session=self._all)
 
     @cached_property
     def _all(self) -> Session:

@@ -206,10 +206,10 @@ def test_the_defaults_are_one_sequence_that_decodes(command):
             "--phase mixed.",
         ),
         (
-            ("--context-len", 10**30),
-            f"the step has a sequence of {10**30 + 1:,} tokens, more than max_model_len 40,960; use shorter sequences.",
+            ("--context-len", 10**15),
+            f"the step has a sequence of {10**15 + 1:,} tokens, more than max_model_len 40,960; use shorter sequences.",
         ),
-        (("--batch-size", 2**62), f"the step has {2**62} tokens; use at most 1000000000."),
+        (("--batch-size", 2**53), f"the step has {2**53} tokens; use at most 1000000000."),
         (("-tp", 0), "tensor_parallel_size is 0; give a whole number from 1 to 1024."),
         (("-pp", 100), "qwen3-0.6b has 28 layers, fewer than pipeline-parallel size 100; use a smaller size."),
         (("--gpu-memory-utilization", "nan"), "gpu_memory_utilization is nan; give a number above 0 and at most 1."),

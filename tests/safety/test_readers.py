@@ -70,7 +70,7 @@ ALLOWED = {
     "measure/cuda/buffers.py::function": OWN,
     "measure/rows.py::sweep_schema": OWN,
     "models/config.py::_entries": OWN,
-    "present/html/page.py::page": OWN,
+    "present/html/page.py::html_of": OWN,
     "scenario/flag.py::_read": OWN,
     "scenario/run_info.py::_schemas_digest": OWN,
     "searching/commands.py::_waited": MADE,

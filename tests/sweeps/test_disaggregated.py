@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from kernelsight.cli.pages.simulate_page import simulation_page
 from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.present.pages.simulate import simulation_page
+from kernelsight.present.terminal import lines_of
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, prefill_row, scenario_row
 from kernelsight.session import Session
 from tests.asked import give_plan, sweep
@@ -163,6 +164,6 @@ def test_the_command_tells_both_sides(capsys: pytest.CaptureFixture[str]) -> Non
     assert (answer["gpus"], answer["prefill_settings"]["tp"], answer["settings"]["tp"]) == (5, 2, 1)
     assert any("infiniband_hdr port per GPU at 21.25 GB/s" in sentence for sentence in answer["assumed"])
     assert 0 < answer["kv_transfer_mean_ms"] < answer["e2e_ms"]["mean"]
-    assert "prefill on 2 x l4 tp 2 pp 1 dp 1 ep 1" in "\n".join(simulation_page(answer))
+    assert "prefill on 2 x l4 tp 2 pp 1 dp 1 ep 1" in "\n".join(lines_of(simulation_page(answer)))
     assert main([*words.split(), "--prefill-tp", "2"]) == 2
     assert "prefill_replicas is unset; set it" in capsys.readouterr().err

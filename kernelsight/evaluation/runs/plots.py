@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernelsight.caches.durable import durable_file
 from kernelsight.errors import InvalidInput, extra_missing
-from kernelsight.evaluation.runs.scores import GROUP
-from kernelsight.present.html.page import Card, Chart, Grid, page, plain
+from kernelsight.evaluation.runs.run_scores import GROUP
+from kernelsight.present.html.page import plain
+from kernelsight.present.page import Figure, Page
+from kernelsight.present.show import HTML, write_page
+
+if TYPE_CHECKING:
+    import altair as alt
 
 ENDINGS = (".svg", ".png", ".html", ".json")
 TITLE = "Predicted against measured, error against load, median error of each group"
@@ -75,7 +79,26 @@ def group_points(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any], target: Path) -> None:
-    """Write one figure: for TTFT and TPOT predicted against measured (left) and error against load (right).
+    """Write the plots as one figure."""
+    if target.suffix == HTML:
+        # Altair's own page loads its libraries from the network, and a name with </script> would end its script
+        write_page(Page(TITLE, report, figures=lambda: plots(rows, report)), target)
+    else:
+        _chart(rows, report).save(str(target))
+
+
+def plots(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[Figure]:
+    """Return the plots as a figure of a page; none without altair."""
+    try:
+        spec = _chart(rows, report).to_dict()
+    except ImportError:
+        return []
+    # its rows are in the specification
+    return [Figure(TITLE, "", spec=spec, wide=True)]
+
+
+def _chart(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> alt.VConcatChart:
+    """Return one figure: for TTFT and TPOT predicted against measured (left) and error against load (right).
 
     Below, the median error of each group of ``SHOWN_RUNS`` runs or more. Errors above 200 % are drawn at the edge.
     """
@@ -113,12 +136,4 @@ def draw(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any], target: P
         )
         .properties(width=SIZE)
     )
-    figure = alt.vconcat(*panels, groups).resolve_scale(color="independent", shape="independent")
-    if target.suffix != ".html":
-        figure.save(str(target))
-        return
-    # Altair's own page loads its libraries from the network, and a name with </script> would end its script
-    with durable_file(target) as draft:
-        draft.write_text(
-            page(TITLE, [Grid([Card(TITLE, chart=Chart("figure-0", figure.to_dict()), wide=True)])]), encoding="utf-8"
-        )
+    return alt.vconcat(*panels, groups).resolve_scale(color="independent", shape="independent")

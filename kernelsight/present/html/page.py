@@ -1,6 +1,6 @@
-"""Self-contained HTML pages: charts with their library inlined, sortable tables, and the SQL behind each.
+"""A page as self-contained HTML: charts with their library inlined, sortable tables, and the SQL behind each.
 
-A page is a list of parts; ``page.html`` lays them out, and Jinja escapes all text.
+``page.html`` lays it out, and Jinja escapes all text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import extra_missing
 from kernelsight.escape import json_in_script, script, visible_lines
 from kernelsight.number_format import number
-from kernelsight.present.html.run_figures import Figure
+from kernelsight.present.page import MOST_ROWS, Figure, Page, Rows, Table
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -25,40 +25,16 @@ DRAW = "window.drawChart = (place, spec) => vegaEmbed(place, spec, {actions: fal
 FONT = "system-ui, 'DejaVu Sans', sans-serif"
 CONFIG = {
     "font": FONT,
+    "background": "transparent",  # of a dark page too; colours of text and grid are those of page.html
     "view": {"stroke": None},
-    "axis": {"gridColor": "#e8ecf0", "labelColor": "#5b6875", "titleColor": "#1d2733", "titleFontWeight": "normal"},
-    "legend": {"orient": "top", "labelLimit": 260},
+    "axis": {"titleFontWeight": "normal"},
+    "legend": {"orient": "top", "labelLimit": 260, "symbolBaseFillColor": "#888", "symbolBaseStrokeColor": "#888"},
 }
 HEIGHT, TALL = 240, 300
-# rows that a table shows; a sweep has its own limit
-MOST_ROWS = 2_000
 # longer texts are wrapped
 LONG_TEXT = 60
 # text of an unknown value
 UNKNOWN = "–"
-
-
-class Head(NamedTuple):
-    """Head of a page: title, description of the load, and findings as sentences."""
-
-    title: str
-    about: str
-    sentences: Sequence[str]
-    kind = "head"
-
-
-class Tiles(NamedTuple):
-    """Key figures in large letters, by label."""
-
-    figures: Mapping[str, str]
-    kind = "tiles"
-
-
-class Chart(NamedTuple):
-    """A Vega-Lite specification with its data, and the id of its element in the page."""
-
-    name: str
-    spec: Mapping[str, Any]
 
 
 class Cell(NamedTuple):
@@ -69,7 +45,7 @@ class Cell(NamedTuple):
     style: str
 
 
-class Table(NamedTuple):
+class Sorted(NamedTuple):
     """A table that sorts on a click on a column head; ``more``: number of rows that are not shown."""
 
     heads: Sequence[Cell]
@@ -78,26 +54,17 @@ class Table(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A titled card: a note, then a chart, a table or a text, then a second note and the SQL."""
+    """A titled card: a note, then a chart, a table, sentences or a text, then a second note and the SQL."""
 
     title: str
     note: str = ""
-    chart: Chart | None = None
-    table: Table | None = None
+    spec: Mapping[str, Any] | None = None
+    table: Sorted | None = None
+    lines: Sequence[str] = ()
     text: str = ""
     below: str = ""
     sql: str = ""
     wide: bool = False
-
-
-class Grid(NamedTuple):
-    """Cards side by side."""
-
-    cards: Sequence[Card]
-    kind = "grid"
-
-
-Part = Head | Tiles | Grid
 
 
 @cache
@@ -135,14 +102,28 @@ def _template() -> Template:
     return environment.get_template("page.html")
 
 
-def page(title: str, parts: Sequence[Part]) -> str:
+def html_of(page: Page, command: str | None = None) -> str:
     """Return a page as HTML; its content security policy allows only its two own scripts, by hash.
+
+    ``command``: what made the page.
 
     InvalidInput: the extra ``report`` is not installed.
     """
     scripts = [chart_library(), script(Path(__file__).with_name("page.js").read_text(encoding="utf-8"))]
     allowed_hashes = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
-    return _template().render(title=title, parts=parts, scripts_allowed=allowed_hashes, scripts=scripts)
+    tiles = {name: text_of(value) for name, value in page.tiles.items() if value is not None}
+    figures = page.figures()
+    tables = [table for table in page.tables if not (table.drawn and figures)]
+    cards = [_card(table) for table in tables if table.first]
+    cards += [_figure(figure) for figure in figures]
+    cards += [_card(table) for table in (*tables, *page.evidence) if not table.first]
+    cards += [Card("Assumed", lines=page.assumed, wide=True)] if page.assumed else []
+    if page.repeat:
+        title, *commands = page.repeat
+        cards.append(Card(_title(title), text="\n".join(commands), wide=True))
+    cards += [Card("How to repeat it", text=command, wide=True)] if command else []
+    parts = {"page": page, "tiles": tiles, "cards": [card for card in cards if card]}
+    return _template().render(**parts, scripts_allowed=allowed_hashes, scripts=scripts)
 
 
 def _digest(text: str) -> str:
@@ -150,22 +131,35 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def figures(figure_rows: Sequence[tuple[Figure, Sequence[Mapping[str, Any]]]]) -> Grid:
-    """Return a grid with one card per figure: a chart or table of its rows, and its SQL."""
-    return Grid([_figure(f"figure-{number}", figure, rows) for number, (figure, rows) in enumerate(figure_rows)])
-
-
-def _figure(name: str, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> Card:
+def _figure(figure: Figure) -> Card:
     """Return the card of a figure: a chart, a table, or "No rows."."""
     card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
-    if not rows:
+    if not figure.rows and "data" not in (figure.spec or {}) and "vconcat" not in (figure.spec or {}):
         return card._replace(below="No rows.")
     if figure.spec is None:
-        return card._replace(table=table(rows, figure.most_rows))
-    spec = {"data": {"values": [plain(row) for row in rows]}, **figure.spec, "config": CONFIG}
-    if "facet" not in figure.spec:
+        return card._replace(table=table(figure.rows, figure.most_rows))
+    spec = {"data": {"values": [plain(row) for row in figure.rows]}, **figure.spec, "config": CONFIG}
+    if not {"facet", "vconcat"} & figure.spec.keys():
         spec |= {"width": "container", "height": TALL if figure.wide else HEIGHT}
-    return card._replace(chart=Chart(name, spec))
+    return card._replace(spec=spec)
+
+
+def _card(shown: Table) -> Card | None:
+    """Return the card of a table or of sentences; None for an empty one."""
+    if not shown.rows and not shown.lines:
+        return None
+    rows = table(shown.rows) if shown.rows else None
+    return Card(
+        _title(shown.title),
+        table=rows,
+        lines=shown.lines,
+        below=shown.below * (shown.most != 0),
+        wide=True,
+    )
+
+
+def _title(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(":")
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,17 +177,17 @@ def _plain(value: Any) -> Any:
     try:
         number_value = float(value)
     except (TypeError, ValueError):
-        return str(value)
+        return number(value)
     return float(f"{number_value:.6g}") if abs(number_value) < float("inf") else None
 
 
-def table(rows: Sequence[Mapping[str, Any]], max_rows: int = MOST_ROWS) -> Table:
+def table(rows: Rows, max_rows: int = MOST_ROWS) -> Sorted:
     """Return the first ``max_rows`` rows as a table, numbers right-aligned."""
     values = [plain(row) for row in rows[:max_rows]]
-    numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row[name] is not None)}
+    numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row.get(name) is not None)}
     heads = [Cell(name, "", "n" if name in numeric else "") for name in values[0]]
-    lines = [[_cell(value, name in numeric) for name, value in row.items()] for row in values]
-    return Table(heads, lines, len(rows) - len(values))
+    lines = [[_cell(row.get(name), name in numeric) for name in values[0]] for row in values]
+    return Sorted(heads, lines, len(rows) - len(values))
 
 
 def _is_number(value: Any) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.present.html.comparison_figures import COMPARISON_FIGURES
+from kernelsight.present.figures.comparison import COMPARISON_FIGURES
 from kernelsight.session import connect
 from tests.present.conftest import SMALL
 from tests.present.html.browser import needs_browser, open_in_browser, without_scripts
@@ -38,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.whole
 def test_the_verdict_stands_first_and_every_figure_is_there(page: tuple[Path, str]) -> None:
     text = without_scripts(page[0].read_text())
-    first = text.index("verdict")
+    first = text.index('"card verdict"')
     assert html.escape(page[1][1:]) in text[first : first + 1500]
     places = [text.index(f"<h2>{html.escape(figure.title)}</h2>") for figure in COMPARISON_FIGURES]
     assert places == sorted(places)

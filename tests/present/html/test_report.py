@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.present.html.page import Card, Grid, page, table
-from kernelsight.present.html.run_figures import RUN_FIGURES
+from kernelsight.present.figures.run import RUN_FIGURES
+from kernelsight.present.html.page import html_of
+from kernelsight.present.page import Figure, Page, Table
 from kernelsight.session import Session, connect
 from tests.present.conftest import KINDS, SMALL
 from tests.present.html.browser import FETCHED, needs_browser, open_in_browser, specs_of, without_scripts
@@ -49,7 +50,7 @@ def test_a_page_fetches_nothing(run_page: Path, sweep_page: Path) -> None:
 
 def test_a_report_has_its_figures_and_the_sql_behind_them(run_page: Path, saved: Path) -> None:
     text = html.unescape(run_page.read_text(encoding="utf-8"))
-    assert "24 of 24 requests were served" in text and "qwen3-0.6b on 2 × l4" in text
+    assert "24 of 24" in text and "qwen3-0.6b on 2 × l4" in text
     assert len(specs_of(run_page)) == CHARTS
     with connect(saved, read_only=True) as opened:
         for figure in RUN_FIGURES:
@@ -61,7 +62,7 @@ def test_a_report_has_its_figures_and_the_sql_behind_them(run_page: Path, saved:
 
 
 def test_drawn_latencies_are_those_of_the_requests(run_page: Path, saved: Path) -> None:
-    (latencies, *_) = specs_of(run_page)
+    latencies, over_time, *_ = specs_of(run_page)
     with connect(saved, read_only=True) as opened:
         metrics = opened.table("request_metrics")
         gaps = opened.table("itl_percentiles").to_pylist()
@@ -73,6 +74,10 @@ def test_drawn_latencies_are_those_of_the_requests(run_page: Path, saved: Path) 
     drawn = {row["percentile"]: row["ms"] for row in points if row["metric"] == "ITL"}
     median = next(row["itl_ms"] for row in gaps if row["percentile"] == 50)
     assert min(ms for percentile, ms in drawn.items() if percentile >= 50) == pytest.approx(median, rel=0.005)
+    assert [
+        sum(row["requests"] for row in over_time["data"]["values"] if row["metric"] == name) for name in ("TTFT", "E2E")
+    ] == [24, 24]
+    assert all(row["p50"] <= row["p99"] for row in over_time["data"]["values"])
 
 
 def test_drawn_kernels_add_up_to_the_gpu_time(run_page: Path, saved: Path) -> None:
@@ -133,8 +138,11 @@ def test_runs_of_other_kinds_have_a_report(kind: str, session: Session, tmp_path
 
 def test_words_of_a_run_do_not_become_markup() -> None:
     rows = [{"<b>name": "<script>alert(1)</script>", "n": 1.5}, {"<b>name": None, "n": None}]
-    shown = page("<b>", [Grid([Card("<b>", "<b>", table=table(rows), text="<b>", below="<b>", sql="<b>")])])
-    assert "<script>alert" not in shown and "<b>" not in shown and shown.count("&lt;b&gt;") == 7
+    lines = ["<b>"]
+    table, figure = Table("<b>", rows, lines, below="<b>"), Figure("<b>", "<b>", "<b>", rows=rows)
+    page = Page("<b>", {}, lines, {}, lines, lambda: [figure], [table], [table], lines, ["<b>", "<b>"])
+    shown = html_of(page, "<b>")
+    assert "<script>alert" not in shown and "<b>" not in shown and shown.count("&lt;b&gt;") == 20
 
 
 def test_refusals(saved: Path, tmp_path: Path, capsys: Any) -> None:
@@ -204,7 +212,8 @@ def test_a_click_on_a_head_sorts_the_table(run_page: Path, tmp_path: Path) -> No
 def test_a_run_that_served_nothing_says_so(session: Session, tmp_path: Path) -> None:
     run = session.simulate(**(SMALL | {"input_len": 9000, "max_model_len": 1000, "range_ratio": 1.0}))
     run.report(tmp_path / "none.html")
-    assert "None of 24 requests was served" in (tmp_path / "none.html").read_text(encoding="utf-8")
+    text = (tmp_path / "none.html").read_text(encoding="utf-8")
+    assert "0 of 24" in text and "rejected requests: 24 rejected_too_long" in text
 
 
 @pytest.mark.whole
@@ -215,7 +224,7 @@ def test_a_scenario_that_cannot_run_is_in_the_report_of_the_sweep_alone(
     found.save(tmp_path / "sweep.duckdb")
     assert main(["report", str(tmp_path / "sweep.duckdb"), "-o", str(tmp_path / "sweep.html")]) == 0
     text = (tmp_path / "sweep.html").read_text(encoding="utf-8")
-    assert "1 of 2 scenarios were served" in text and "llama-3.1-70b does not fit on l4" in text
+    assert "2 scenarios, 1 served, 1 cannot run" in text and "llama-3.1-70b does not fit on l4" in text
     (unserved,) = [row["scenario_id"] for row in found.summary.to_pylist() if row["status"] != "served"]
     for verb, ending in (("report", "html"), ("timeline", "json")):
         target = tmp_path / f"one.{ending}"
@@ -223,26 +232,8 @@ def test_a_scenario_that_cannot_run_is_in_the_report_of_the_sweep_alone(
         assert f"scenario {unserved} was not served: llama-3.1-70b does not fit" in capsys.readouterr().err
 
 
-def test_a_table_says_how_many_rows_follow() -> None:
-    cards = [
-        Card("long", table=table([{"n": number} for number in range(25)], 20)),
-        Card("short", table=table([{"n": 1}])),
-    ]
-    long, short = (page("x", [Grid([card])]) for card in cards)
-    body = long.partition("<tbody>")[2].partition("</tbody>")[0]
-    assert body.count("<tr>") == 20 and "5 more rows follow" in long
-    assert "more rows follow" not in short
-
-
 def test_settings_are_shown_in_units_that_people_read(run_page: Path) -> None:
     text = html.unescape(run_page.read_text(encoding="utf-8"))
     facts = text[text.index("<h2>Memory of a GPU</h2>") :].partition("</table>")[0]
     assert "GiB" in facts and "_bytes<" not in facts and "full_units" not in facts
     assert "deployment_id" not in text[text.index("<h2>Deployment</h2>") :].partition("</table>")[0]
-
-
-def test_latency_over_time_counts_every_request(run_page: Path) -> None:
-    over_time = specs_of(run_page)[1]["data"]["values"]
-    for metric in ("TTFT", "E2E"):
-        assert sum(row["requests"] for row in over_time if row["metric"] == metric) == 24
-    assert all(row["p50"] <= row["p99"] for row in over_time)

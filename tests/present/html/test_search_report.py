@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.present.html.search_figures import RELIABILITY_QUERY, RISK_QUERY, SEARCH_FIGURES
+from kernelsight.present.figures.search import RELIABILITY_QUERY, RISK_QUERY, SEARCH_FIGURES
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import save_search, search
 from kernelsight.session import connect

@@ -1,0 +1,104 @@
+"""The page of a sizing: answer, deployments, hours of the day, evidence and launch command."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight.present.figures.size import size_figures
+from kernelsight.present.page import Page, Table
+from kernelsight.present.pages.evidence import evidence_table
+from kernelsight.scenario import flags
+
+MOST_SHOWN = 20
+# flags that may be unset in a row: the engine's default
+LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
+# columns that a narrow terminal omits, in this order
+EXPENDABLE = ("search", "if fast", "high", "low", "mean inst.", "GPUs", "load", "tier", "if slow", "$/h")
+
+
+def size_page(answer: Mapping[str, Any], heads: Mapping[str, str]) -> Page:
+    """Return the page of a sizing.
+
+    ``answer``: as printed by `size --format json`; ``heads``: columns of the table of deployments with their heads.
+    """
+    chosen, rows, day = answer["chosen"], answer["rows"], answer["day"]
+    unset = dict.fromkeys(LIMITS_OF_ENGINE, "default") | {"data_parallel_size": 1}
+    shown = [
+        {head: unset.get(name) if row.get(name) is None else row[name] for name, head in heads.items()} for row in rows
+    ]
+    not_measured: dict[str, str] = {}
+    for row in rows:
+        if row["not_measured"]:
+            not_measured.setdefault(row["gpu"], row["not_measured"])
+    launch = [line for command in answer["launch"] for line in command.split("\n")]
+    reasons = Counter(_kind(row["reason"]) for row in answer["left_out"])
+    left_out = [
+        {"gpu": row["gpu"], "TP": row["tensor_parallel_size"], "why": row["reason"]} for row in answer["left_out"]
+    ]
+    return Page(
+        f"{chosen['gpus']} × {chosen['gpu']}" if chosen else "No deployment keeps the objectives",
+        answer,
+        sentences=[sentence for sentence in (answer["answer"], answer["decides"]) if sentence],
+        figures=lambda: size_figures(rows, day) if rows else (),
+        tables=[
+            Table(rows=shown, expendable=EXPENDABLE, most=MOST_SHOWN, more="more; -o FILE keeps all", first=True),
+            Table(rows=_day_rows(day) if day else ()),
+            Table("not measured:" if rows else "", lines=[f"  {gpu}: {text}" for gpu, text in not_measured.items()]),
+        ],
+        evidence=[
+            evidence_table(answer["evidence"] if rows else (), "the cheapest rests on:"),
+            Table("Left out", left_out, below=left_out_sentence(reasons) if reasons else "", most=0),
+        ],
+        repeat=["one instance:", *launch] if launch else (),
+    )
+
+
+def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the hours of a day as rows; consecutive hours with the same number of instances are one row."""
+    day_rows: list[dict[str, Any]] = []
+    for hour in day["hours"]:
+        span = day_rows[-1] if day_rows else None
+        if span and span["inst."] == hour["instances"]:
+            span["last"], span["most"] = hour["hour"], max(span["most"], hour["asked"])
+        else:
+            price = hour["price_per_hour"]
+            day_rows.append(
+                {
+                    **{"first": hour["hour"], "last": hour["hour"], "most": hour["asked"]},
+                    **{"inst.": hour["instances"], "started": hour["started"], "GPUs": hour["gpus"]},
+                    **({} if price is None else {"$/h": price}),
+                }
+            )
+    return [
+        {
+            "hours": f"{row.pop('first')}-{row.pop('last') + 1}",
+            f"most {day['unit']}": row.pop("most"),
+            **row,
+        }
+        for row in day_rows
+    ]
+
+
+def left_out_sentence(reasons: Mapping[str, int]) -> str:
+    """Return a sentence on deployments that are not in the table; ``reasons``: their number by reason.
+
+    >>> left_out_sentence({"cannot be cheaper": 14, "do not fit or cannot run": 1})
+    'Not listed: 14 configurations that cannot be cheaper, 1 that do not fit or cannot run; --format json lists them.'
+    """
+    first_count, *other_counts = (f"{count} {{}}that {why}" for why, count in reasons.items())
+    counts = ", ".join([first_count.format("configurations "), *(count_text.format("") for count_text in other_counts)])
+    return f"Not listed: {counts}; --format json lists them."
+
+
+def _kind(reason: str) -> str:
+    """Return the short form of the reason why a deployment is left out."""
+    not_cheaper = "cannot be cheaper"
+    phrases = {
+        **dict.fromkeys(("bounds", "it does not reach", "it costs more", "it is no cheaper"), not_cheaper),
+        "it keeps no lower": "are no better than with the engine's own sizes",
+        "it may be cheaper": "may be cheaper, and were not looked at again",
+        "no rate keeps": "keep the objectives at no rate",
+    }
+    return next((text for start, text in phrases.items() if reason.startswith(start)), "do not fit or cannot run")
