@@ -98,7 +98,7 @@ def _checked_number(flag: Flag, value: Any, name: str) -> float:
 def asked_values(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a question by its options in ``table``, defaults where None is given.
 
-    InvalidInput: a number out of its range.
+    InvalidInput: a number out of its range, or none of an option's words.
 
     >>> asked_values("choice_questions", {"gpu": "l4", "tolerance": 0})["tolerance"]
     0.0
@@ -106,7 +106,8 @@ def asked_values(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for flag in itertools.chain.from_iterable(options_of(table).values()):
         value = given.get(flag.name)
-        typed = checked_value(flag, value, flag.name) if value is not None and has_range(flag) else value
+        checked = value is not None and (has_range(flag) or flag.choices)
+        typed = checked_value(flag, value, flag.name) if checked else value
         values[flag.name] = flag.default if typed is None else typed
     return values
 

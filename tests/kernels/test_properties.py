@@ -233,7 +233,12 @@ ALONE = ("gemm", "prefill_attention", "decode_attention", "moe", "norm", "all_re
 
 
 @pytest.mark.parametrize(
-    ("family", "backend"), [*((family, "numpy") for family in ALONE), ("norm", "jax"), ("all_reduce", "jax")]
+    ("family", "backend"),
+    [
+        *((family, "numpy") for family in ALONE),
+        ("norm", "jax"),
+        pytest.param("all_reduce", "jax", marks=pytest.mark.whole),  # compiled for ten seconds
+    ],
 )
 def test_a_row_alone_equals_the_row_among_others(family: str, backend: str) -> None:
     # alone, its GPU and arithmetic are numbers, not columns: JAX compiles them anew; it knows no blocks of 16,384 rows

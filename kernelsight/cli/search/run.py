@@ -79,8 +79,6 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
     settings = llm_settings(arguments)._replace(again=not arguments.resume)
     if arguments.resume and not arguments.llm_cache:
         raise InvalidInput("--resume with --forecaster llm needs the --llm-cache FILE of the search that was killed.")
-    if arguments.llm_candidates < 1:
-        raise InvalidInput(f"--llm-candidates is {arguments.llm_candidates}; give a whole number above 0.")
     with open_session(arguments) as session:
         gpu = gpu_row(session, arguments.gpu)
     file = answers_file(arguments)
