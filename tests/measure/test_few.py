@@ -58,6 +58,7 @@ def test_a_plan_covers_the_engines_that_are_stated(tmp_path: Path, capsys: pytes
     assert "sglang" in capsys.readouterr().err
 
 
+@pytest.mark.whole
 def test_a_minute_on_a_simulated_gpu_is_served(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stated = json.loads(plan.read_text())
     stated["entries"] = [one for one in stated["entries"] if one["family"] in ("launch", "norm", "activation")]
