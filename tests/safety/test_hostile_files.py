@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.dataflow.test_bounded_values import alias_bomb
+from tests.files.test_bounded_values import alias_bomb
 
 from kernelsight.logs import read_logs
 from kernelsight.serving.load.recorded_loads import read_trace
