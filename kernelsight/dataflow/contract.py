@@ -32,6 +32,7 @@ _TABLE_FIELDS = {
     "optional": bool,
     "options": list,
 }
+_INHERITED = ("name", "type", "unit", "doc")
 _COLUMN_FIELDS = {
     "name": str,
     "type": str,
@@ -97,6 +98,9 @@ def load_contracts(folder: Path) -> dict[str, Contract]:
     """
     files = sorted(path for path in folder.glob("*.json") if path.name != "table.schema.json")
     declarations = {path.stem: _read_json(path) for path in files}
+    for path in files:
+        declaration = declarations[path.stem]
+        declaration["columns"] = [_complete(path, column, declarations) for column in declaration.get("columns", ())]
     contracts = {path.stem: _read_contract(path, declarations) for path in files}
     for contract in contracts.values():
         for column in contract.columns:
@@ -123,6 +127,18 @@ def _read_json(path: Path) -> dict[str, Any]:
         if word in declaration and "like" not in declaration:
             raise _malformed(path, f"{word!r} is about the columns of another table, and there is no 'like'")
     return declaration
+
+
+def _complete(path: Path, column: Any, declarations: Mapping[str, dict[str, Any]]) -> Any:
+    """Return a declared column with the name, type, unit and doc of the one in its ``like``, if it has one."""
+    if not isinstance(column, dict) or "like" not in column:
+        return column
+    table, _, name = str(column["like"]).partition(".")
+    for other in declarations.get(table, {}).get("columns", ()):
+        if isinstance(other, dict) and other.get("name") == name:
+            own = {field: value for field, value in column.items() if field != "like"}
+            return {field: other[field] for field in _INHERITED if field in other} | own
+    raise _malformed(path, f"a column is like {column['like']!r}, but {table}.json does not state such a column")
 
 
 def _all_columns(path: Path, declarations: Mapping[str, dict[str, Any]], visited: tuple[str, ...] = ()) -> list[Any]:

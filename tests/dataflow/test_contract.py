@@ -291,3 +291,28 @@ def test_keys_of_words_in_a_dictionary_and_of_structs_are_compared_by_their_valu
     assert duplicate_fault(table, ["word", "shape"]).startswith("1 duplicate key (word 'b'")
     assert duplicate_fault(table.slice(0, 2), ["word", "shape"]) == ""
     assert duplicate_fault(table, ["shape"]) == "1 duplicate key (shape {'m': 1, 'n': 2})"
+
+
+def test_a_column_may_be_like_one_of_another_table(tmp_path: Path) -> None:
+    size = {"name": "size", "type": "int64", "unit": "mm", "doc": "edge", "min": 1, "key": True}
+    (tmp_path / "parts.json").write_text(json.dumps({**GOOD, "columns": [size]}))
+    orders = {**GOOD, "table": "orders", "columns": [{"like": "parts.size", "nullable": True}]}
+    (tmp_path / "orders.json").write_text(json.dumps(orders))
+    assert load_contracts(tmp_path)["orders"].columns == (Column("size", "int64", "edge", nullable=True, unit="mm"),)
+    (tmp_path / "orders.json").write_text(json.dumps({**orders, "columns": [{"like": "parts.colour"}]}))
+    with pytest.raises(InvalidInput, match=r"a column is like 'parts.colour', but parts.json does not state such"):
+        load_contracts(tmp_path)
+
+
+def test_no_derived_table_repeats_what_another_says_of_a_column() -> None:
+    origins: dict[tuple, set[str]] = {}
+    repeated = []
+    declarations = [json.loads(path.read_text()) for path in sorted(folder("schemas").glob("*.json"))]
+    for declaration in sorted(declarations, key=lambda stated: stated.get("kind") == "derived"):
+        for column in declaration.get("columns", ()):
+            if "like" not in column:
+                said = tuple(column.get(field) for field in ("name", "type", "unit", "doc"))
+                if said in origins and declaration["kind"] == "derived":
+                    repeated.append(f"{declaration['table']}.{column['name']} is like {min(origins[said])}")
+                origins.setdefault(said, set()).add(f"{declaration['table']}.{column['name']}")
+    assert repeated == [], 'write {"like": "table.column"}'
