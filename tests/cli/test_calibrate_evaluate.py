@@ -56,8 +56,6 @@ def test_a_budget_and_the_tier_go_together(given: dict[str, Any], tier: str, bud
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"budget": 0.0}, "--budget is 0; give a share"),
-        ({"budget": 1.0}, "--budget is 1; give a share"),
         ({"budget": 0.1, "tier": "cross-generation"}, "which has no test-GPU measurements"),
         ({"whole_layers": True}, "--whole-layers says which sites are measured together"),
         ({"points": 0}, "--points is 0; give the points of each kernel, such as 3"),

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from kernelsight.cli.options import add_output, open_session
-from kernelsight.cli.search.choose import add_inputs, question
+from kernelsight.cli.options import open_session
+from kernelsight.cli.search.choose import question
 from kernelsight.errors import InvalidInput
 
 SHOWN = ("dtype", "engine", "implementation", "shapes", "measured_as")
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_inputs(verb)
-    verb.add_argument(
-        "--budget",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="share of the shapes to measure, those measured already included (default: 0.01)",
-    )
-    add_output(verb, "write the plan: .json, a suite for `calibrate measure`; .parquet or .csv, the list of shapes")
 
 
 def run(arguments: argparse.Namespace) -> None:
