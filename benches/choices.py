@@ -27,7 +27,7 @@ import polars as pl
 from kernelsight.catalog.tables import facts
 from kernelsight.choices.candidates import Choice, measured_rows, shared_sites, site_columns, with_expectations
 from kernelsight.choices.choices import SIGMAS, Contrasts, contrasts
-from kernelsight.choices.plan import budget_of, plan
+from kernelsight.choices.shapes_to_measure import budget_of, plan
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.fitting.cells import is_serving
 from kernelsight.fitting.splits import HEADLINE_TRAIN

@@ -25,7 +25,7 @@ from record import ROOT, record
 
 from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.evaluate import NAMED
-from kernelsight.evaluation.kernels.few_shot import Family, PointBudget, calls_of_family, predicted_after
+from kernelsight.evaluation.kernels.evaluations import PointBudget
 from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.pack_rows import write_pack
@@ -33,6 +33,7 @@ from kernelsight.fitting.points_intervals import points_interval_rows, some_call
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.kernels.pack import default_pack, pack_table, shipped_pack
+from kernelsight.laboratory.kernels.scored_points import Family, calls_of_family, predicted_after
 
 TRAIN = ("a100_sxm", "l40s", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "rtx_pro_6000_server")
 CALLS = 200

@@ -27,7 +27,7 @@ from kernelsight.laboratory.searches.cases import Case, Result, replayed
 from kernelsight.laboratory.searches.evaluate import evaluate
 from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
 from kernelsight.present.output import as_text
-from kernelsight.searching import scores
+from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.replay import replay
 from kernelsight.searching.rounds import rounds

@@ -1,10 +1,10 @@
-"""Search for new random worlds that fail a test: failures are shrunk, pinned and replayed by every test run.
+"""Search for new random worlds that fail a test: failures are shrunk and printed, to be kept as a worked-out world.
 
     python benches/worlds.py [--cpu-seconds 600] [--seed N] [WORD ...]
 
 Runs the tests of the loop against its reference (engines, fleets, ranks, pipelines, drafts, disaggregation, tiers), of
-the server and of the invariants in turn, each time with a new seed. A failing world is written to ``tests/pinned/``
-once hypothesis has shrunk it. ``--faults`` puts faults of ``faults.json`` into a copy of the sources instead, and
+the server and of the invariants in turn, each time with a new seed. A failing world is printed once hypothesis has
+shrunk it; its seed and test repeat it. ``--faults`` puts faults of ``faults.json`` into a copy of the sources, and
 counts the worlds in which a test fails: the number that a test run has to draw.
 """
 
@@ -34,8 +34,6 @@ from record import ROOT
 sys.path.insert(0, str(ROOT))
 from hypothesis import is_hypothesis_test, seed
 from hypothesis.errors import UnsatisfiedAssumption
-
-from tests.pinned_worlds import FOLDER, PinnedWorld, function_of, pin, spelled
 
 # folders whose tests draw worlds of the loop
 DRAWN = ("tests/serving", "tests/invariants", "tests/server")
@@ -83,19 +81,25 @@ def drawn(name: str, number: int, inner: Callable[[Drawing], Drawing]) -> None:
         handle.inner_test = check
 
 
-def failure_of(name: str, number: int) -> PinnedWorld | None:
-    """Return the smallest failing world that hypothesis reaches from a seed; None: no world fails."""
-    failing: list[PinnedWorld] = []
+def function_of(name: str) -> Drawing:
+    """Return a test by its module and name, as hypothesis made it."""
+    module, function = name.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def failure_of(name: str, number: int) -> str | None:
+    """Return how the smallest failing world that hypothesis reaches from a seed fails, and the world, in two lines."""
+    failing: list[str] = []
 
     def recording(check: Drawing) -> Drawing:
         def run(**arguments: Any) -> None:
-            world = {key: spelled(value) for key, value in arguments.items()}  # before the test can change it
+            world = " ".join(repr(arguments).split())  # before the test can change it
             try:
                 check(**arguments)
             except UnsatisfiedAssumption:
                 raise
             except Exception as error:
-                failing.append(PinnedWorld(name, reason_of(error), world))
+                failing.append(f"{reason_of(error)}\n{world}")
                 raise
 
         return run
@@ -138,21 +142,21 @@ def failing_worlds(name: str, number: int) -> tuple[int, list[int]]:
     return count, failing
 
 
-def search(names: Sequence[str], first: int, cpu_s: float, folder: Path) -> list[Path]:
-    """Run tests on new worlds until the CPU time is spent; return the files of pinned failures, one per test."""
-    pinned: dict[str, Path] = {}
+def search(names: Sequence[str], first: int, cpu_s: float) -> dict[str, str]:
+    """Run tests on new worlds until the CPU time is spent; return ``failure_of`` of each test that failed."""
+    failures: dict[str, str] = {}
     number = first
-    while len(pinned) < len(names):
-        for name in [name for name in names if name not in pinned]:
+    while len(failures) < len(names):
+        for name in [name for name in names if name not in failures]:
             if time.process_time() > cpu_s:
-                return list(pinned.values())
+                return failures
             # printed first: a world that ends this process can be repeated by its seed
             print(f"seed {number}: {name}", flush=True)
-            if world := failure_of(name, number):
-                pinned[name] = pin(world, folder)
-                print(f"  {world.reason}\n  pinned as {pinned[name]}", flush=True)
+            if failure := failure_of(name, number):
+                failures[name] = failure
+                print(failure, flush=True)
             number += 1
-    return list(pinned.values())
+    return failures
 
 
 # ---------------------------------------------------------------- number of worlds that show a fault
@@ -234,14 +238,13 @@ def count_for_faults(words: Sequence[str], number: int) -> list[dict[str, Any]]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Search for failing worlds; return 1 if one was pinned."""
+    """Search for failing worlds; return 1 if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", metavar="WORD", help="only tests, or faults, whose name contains one")
     parser.add_argument(
         "--cpu-seconds", type=float, default=600.0, metavar="S", help="CPU time to spend (default: 600)"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="first seed; unset: a new one")
-    parser.add_argument("--pinned", type=Path, default=FOLDER, metavar="FOLDER", help="where failing worlds are kept")
     parser.add_argument("--faults", action="store_true", help="count the worlds that the faults of faults.json need")
     parser.add_argument("--count", action="store_true", help="print as JSON which worlds fail tests of files (WORD)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the counts of --faults as JSON")
@@ -258,7 +261,7 @@ def main(words: list[str] | None = None) -> int:
         if arguments.output:
             arguments.output.write_text(json.dumps({"seed": number, "faults": rows}) + "\n", encoding="utf-8")
         return 0
-    return 1 if search(random_world_tests(arguments.words), number, arguments.cpu_seconds, arguments.pinned) else 0
+    return 1 if search(random_world_tests(arguments.words), number, arguments.cpu_seconds) else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,13 @@ from kernelsight.errors import InvalidInput
 # options that the laboratory adds to verbs, with their values in a package that lacks it
 OPTIONS: dict[str, dict[str, Any]] = {
     "backtest": {"--constants": "shipped", "--leave-out": None, "--against": None},
-    "calibrate evaluate": {"--random-points": None, "--test-versions": None, "--train": None, "--pack": None},
+    "calibrate evaluate": {
+        "--points": None,
+        "--random-points": None,
+        "--test-versions": None,
+        "--train": None,
+        "--pack": None,
+    },
 }
 _CHECKOUT = checkout()
 __path__ = [str(_CHECKOUT / "benches" / "evaluation")] if _CHECKOUT else []

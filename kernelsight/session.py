@@ -225,7 +225,7 @@ class Session(dataflow.Session):
 
         return find_rates(self, grid_rows(grid), stated_slo(slo), tolerance=tolerance, correction=correction)
 
-    @takes_flags(*SIZED)
+    @takes_flags(*SIZED, question="size_questions")
     def size(
         self,
         *,
@@ -254,21 +254,11 @@ class Session(dataflow.Session):
     ) -> Sizing:
         """Find the cheapest deployment that serves ``rate`` requests/s (or ``requests_per_day``) within objectives.
 
-        ``users``, instead of a rate: their number, each with one request in flight (a closed loop).
-
-        ``gpus``: which to search, each with every parallel size up to ``max_gpus`` GPUs an instance; ``slo``: largest
-        values such as ``{"ttft_p95_ms": 1000.0}``, or words such as ``"ttft_p95:1000"``; ``prices``: dollars an hour
-        of one GPU by name, or a file; ``search``: more values of flags, such as ``{"quantization": [None, "fp8"]}``;
-        ``tune``: with other sizes of a step; ``correction``: corrections that ``compare`` fitted (a file, or its
-        table), for the deployments that it is for; ``flags``: the deployment's and the load's, which are not
-        searched. As many instances as keep every objective with probability ``confidence``, and leave the share
-        ``margin`` of what they sustain unused, at ``peak`` times the rate. ``time_limit``: seconds after which the best
-        so far is the answer; ``effort``: 1 to 5, each doubles the requests that the search may simulate.
-        ``total_gpus``, in place of a rate: the highest that they can serve. ``daily_peak``: how
-        many times the mean of a day its peak is, or a trace of a day: instances follow the hours, each start taking
-        ``startup_seconds``, or the time to read its weights at ``disk_rate`` (GB/s, or ``"800MB/s"``).
-        ``electricity_price``: dollars a kilowatt-hour of energy, which is added to what instances cost. ``report`` is
-        called with progress.
+        Each GPU is searched with every parallel size up to ``max_gpus`` GPUs an instance; as many instances as keep
+        every objective with probability ``confidence``, and leave the share ``margin`` of what they sustain unused, at
+        ``peak`` times the rate. ``slo`` and ``search`` also as mappings, such as ``{"ttft_p95_ms": 1000.0}`` and
+        ``{"quantization": [None, "fp8"]}``, ``prices`` by GPU; ``correction``: corrections that ``compare`` fitted (a
+        file, or its table), for the deployments that it is for; ``report`` is called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
         from kernelsight.sizing.answer import Sizing
@@ -281,7 +271,7 @@ class Session(dataflow.Session):
         question = amount | day | cost | margins | searched
         return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **question)
 
-    @takes_flags(*SCENARIO)
+    @takes_flags(*SCENARIO, question="comparisons")
     def compare(
         self,
         *,
@@ -303,9 +293,8 @@ class Session(dataflow.Session):
         """Compare a production log with its replay on a deployment: why they differ, and what corrects it.
 
         ``deployment``: its flags, or ``{"launch": "vllm serve ..."}`` with a GPU; or ``flags``, as to ``simulate``.
-        ``requests``: a table of requests in memory (anything with ``__arrow_c_stream__``, or a list of dicts), or
-        ``log``: files of any known format, and ``steps``, ``metrics``, ``kernels`` beside them; ``stated``: flags of
-        the load as it was described.
+        ``requests``: a table of requests in memory (anything with ``__arrow_c_stream__``, or a list of dicts) in place
+        of ``log``; ``stated``: flags of the load.
         Of a log that holds statistics of stages alone, these are drawn, simulated and compared. ``baseline``: requests
         or files of an earlier time: what changed since, on a deployment where one is stated, and without any otherwise.
         InvalidInput: a log without latencies or times of sending, or a deployment that cannot run.

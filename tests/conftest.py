@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.fast_tier import is_fast
 from tests.known_queries import KnownQueries, asked_anew
 from tests.special_files import interrupted
 
@@ -26,7 +25,7 @@ import record
 
 # percent of the random worlds that tests draw; .ci/run draws them all
 WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "5"))
-# what faults need that no worked-out world shows (benches/worlds.py --faults); rarer ones have a pinned world
+# what faults need that no worked-out world shows (benches/worlds.py --faults); rarer ones have a worked-out world
 LEAST_WORLDS = 60
 LEFT_TO_CI = pytest.mark.skip(reason=".ci/run runs it (KERNELSIGHT_WORLDS=100)")
 QUERIES = KnownQueries()
@@ -107,8 +106,6 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in filter(is_fast, items):
-        item.add_marker("fast")
     named = any("::" in argument for argument in config.args)
     if WORLDS_PERCENT < 100 and not named:
         for item in items:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kernelsight import laboratory
-from kernelsight.cli.main import VERBS, main
+from kernelsight.cli.command_line import VERBS, module_of
+from kernelsight.cli.main import main
 from tests.cli.test_backtest import HEADER, RUNS
 
 
@@ -61,7 +62,7 @@ def test_own_runs_are_scored_without_it(runs: str, capsys: pytest.CaptureFixture
 
 
 def test_every_verb_of_the_laboratory_has_its_module() -> None:
-    names = [module for _, module in VERBS.values() if module and module.startswith("kernelsight.laboratory.")]
+    names = [module for module in map(module_of, VERBS) if module and module.startswith("kernelsight.laboratory.")]
     assert names
     for name in names:
         assert callable(laboratory.part(name.removeprefix("kernelsight.laboratory."), "a verb").run)

@@ -78,7 +78,7 @@ def test_objectives_are_a_mapping_or_the_words_of_the_command_line(session: Sess
         ("sweep", {"goodput": 5}, "goodput is 5; give a mapping"),
         ("compare", {"fit": "all"}, "fit is 'all'; give one of none, host, parts"),
         ("compare", {"suspects": True}, "suspects is True; give one of all, none"),
-        ("compare", {"hold_out": "x"}, "hold_out is 'x'; give a share"),
+        ("compare", {"hold_out": "x"}, "hold_out is 'x'; give a number above 0 and below 1"),
         ("compare", {"stated": "--request-rate 4"}, "stated is '--request-rate 4'; give a mapping"),
         ("compare", {"deployment": "qwen3-8b"}, "deployment is 'qwen3-8b'; give a mapping"),
         ("size", {"search": ["quantization"]}, r"search is \['quantization'\]; give a mapping"),

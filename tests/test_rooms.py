@@ -84,8 +84,8 @@ def arrows() -> dict[str, dict[str, int]]:
 
 # most lines of files by folder and ending, and contracts: lowered with each part of the house that is done; the aim
 BUDGET = {
-    "kernelsight/*.py": 78_000,  # 66,000
-    "tests/*.py": 54_000,  # 40,000
+    "kernelsight/*.py": 75_300,  # 66,000
+    "tests/*.py": 53_500,  # 40,000
     "docs/*.md": 5_500,  # 7,500
     "schemas/*.json": 212,  # 150 that users read
 }

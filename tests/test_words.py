@@ -81,7 +81,11 @@ def descriptions() -> Iterator[tuple[str, str]]:
     """Yield the descriptions of all tables and columns."""
     for path in sorted((ROOT / "schemas").glob("*.json")):
         contract = json.loads(path.read_text(encoding="utf-8"))
-        for text in (contract.get("grain"), contract.get("doc"), *(row["doc"] for row in contract.get("columns", ()))):
+        for text in (
+            contract.get("grain"),
+            contract.get("doc"),
+            *(row.get("doc") for row in contract.get("columns", ())),
+        ):
             yield path.name, text or ""
 
 

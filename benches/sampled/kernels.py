@@ -16,11 +16,12 @@ from record import ROOT
 import kernelsight as ks
 from kernelsight.cli.main import main as kernelsight
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.few_shot import PointBudget, rows_after_points
+from kernelsight.evaluation.kernels.evaluations import PointBudget
 from kernelsight.evaluation.kernels.predict import fit_and_predict
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.laboratory.kernels.baselines import baseline_columns, shipped_baselines
+from kernelsight.laboratory.kernels.scored_points import rows_after_points
 from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.space_files import SpaceTables, read_spaces
 

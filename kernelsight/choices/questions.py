@@ -15,9 +15,10 @@ from kernelsight.choices.inputs import choice_of
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.python_nodes import produces
 from kernelsight.forward.call_files import read_calls
+from kernelsight.scenario.flag import options_of
 from kernelsight.scenario.gpu_names import find_gpu
 
-TOLERANCE = 0.02
+TOLERANCE = options_of("choice_questions")["tolerance"][0].default
 
 
 def choice_of_question(row: Mapping[str, Any], gpus: pa.Table) -> Choice:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from kernelsight import laboratory
 from kernelsight.cli.backtest_page import backtest_page
-from kernelsight.cli.options import add_output, add_pack, open_session
+from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_rows, scopes
 from kernelsight.evaluation.runs.campaigns import spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.plots import backtest_figures, check_picture, draw
-from kernelsight.evaluation.runs.scores import GROUP, METRICS
+from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
 from kernelsight.present.output import PAGE_ENDINGS, as_csv, as_json, check_ending, note, write_table, write_text
 from kernelsight.present.page import Page
 from kernelsight.present.show import HTML, show
-from kernelsight.scenario.flags import TIERS
 
 SCORE_COLUMNS = (
     "scope",
@@ -30,35 +27,6 @@ SCORE_COLUMNS = (
 NESTED = ("flags", "recipes", "errors", "interval_factors", "compared", "tiers")
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument(
-        "--runs",
-        required=True,
-        action="append",
-        metavar="FILE",
-        help="aiconfigurator (the runs shipped in aiconfigurator-core), a .csv or .parquet file of measured_runs or of "
-        "a known source, or a folder of such files or of one run of inference-perf; may be repeated; columns that "
-        "measured_runs may lack: campaign and source (the name of the file), pp, dp, ep, workers (1)",
-    )
-    verb.add_argument("--tier", choices=TIERS, help="kernel latency model to use")
-    add_pack(verb)
-    verb.add_argument(
-        "--sample",
-        type=int,
-        metavar="N",
-        help="at most N runs of each campaign, spread evenly over its engines, models and GPUs (default: all)",
-    )
-    verb.add_argument(
-        "--plot", metavar="FILE", help="plots of predicted vs measured and error vs load: .svg .png .html"
-    )
-    add_output(
-        verb,
-        "also write the report (.json), its page (.html), a row per run (.parquet, .csv), or its tables (.duckdb)",
-    )
-    laboratory.declare("backtest", verb)
-
-
 def run(arguments: Any) -> None:
     """Replay the measured runs, print the scores, and write the report, plots and tables."""
     target = check_ending(arguments.output, PAGE_ENDINGS)
@@ -67,8 +35,6 @@ def run(arguments: Any) -> None:
     check_options(levels, arguments.against)
     runs = read_runs(*arguments.runs)
     if arguments.sample is not None:
-        if arguments.sample < 1:
-            raise InvalidInput(f"--sample {arguments.sample} leaves no run; give at least 1.")
         runs = runs._replace(table=runs.table.take(spread_runs(runs.table.to_pylist(), arguments.sample)))
     if runs.table.num_rows == 0:
         excluded = "; ".join(f"{count:,}: {reason}" for reason, count in runs.excluded)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelsight.evaluation.runs.coverage import METRICS as COVERED
 from kernelsight.evaluation.runs.label_coverage import METRICS as LABELLED
-from kernelsight.evaluation.runs.scores import GROUP, METRICS
+from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
 from kernelsight.evaluation.runs.subsets import KINDS
 from kernelsight.number_format import deviation, number, percent
 from kernelsight.present.page import Figure, Page, Table
@@ -75,7 +75,7 @@ def _campaigns(answer: Mapping[str, Any]) -> Table:
 def _models_and_axes(answer: Mapping[str, Any]) -> Table:
     """Return scores of all runs, of dense and MoE models, and by axes such as engine and GPU."""
     rows = [_line("all", answer), _line("dense", answer["dense"]), _line("mixture of experts", answer["moe"])]
-    rows += [_line(f"{kind}, plausible only", answer["without_signs"][kind]) for kind in ("dense", "moe")]
+    rows += [_line(f"{kind}, plausible only", scores) for kind, scores in answer.get("without_signs", {}).items()]
     for axis, groups in answer["by"].items():
         if axis != "length":
             words = "least certain:" if axis == "weakest" else axis
@@ -85,6 +85,8 @@ def _models_and_axes(answer: Mapping[str, Any]) -> Table:
 
 def _basis(answer: Mapping[str, Any]) -> Table:
     """Return scores by whether the launch flags (recipes) of a run are published, fitted or assumed."""
+    if "by_basis" not in answer:
+        return Table()
     basis = answer["by_basis"]
     rows = [
         _line(f"{name.replace('_', ' ')}, {kind}", basis[name][kind])
@@ -125,7 +127,7 @@ def coverage_table(answer: Mapping[str, Any]) -> Table:
 
 def _implausible(answer: Mapping[str, Any]) -> Table:
     """Return scores of runs with signs of implausible measurements."""
-    rows = [_line(group["sign"], group) for group in answer["signs"]]
+    rows = [_line(group["sign"], group) for group in answer.get("signs", ())]
     return Table("runs with implausible measurements (included in the scores above):", rows)
 
 
@@ -171,7 +173,7 @@ def _error_by_part(answer: Mapping[str, Any]) -> Table:
     """Return the error attributed to the parts of TTFT and TPOT."""
     return Table(
         "error by part, as a share of the measured value (+: predicted too short), largest first:",
-        _attribution_rows(answer["attribution"]),
+        _attribution_rows(answer.get("attribution", ())),
     )
 
 
@@ -220,6 +222,7 @@ def _flags_and_groups(answer: Mapping[str, Any]) -> Table:
     rows = [
         _line(f"{report['by_flags'][name]['groups']} groups with flags {words}, {kind}", report["by_flags"][name][kind])
         for name, words in (("fitted", "fitted on their own fifth"), ("not_fitted", "not fitted"))
+        if "by_flags" in report
         for kind in ("dense", "moe")
     ]
     over_groups = report["over_groups"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.cli.options import TABLE_ENDINGS, add_output, show_table
+from kernelsight.cli.options import TABLE_ENDINGS, show_table
 from kernelsight.number_format import MIB, number
 
 if TYPE_CHECKING:
@@ -24,14 +24,6 @@ COLUMNS = {
     "removed_bytes": "int64",
     "not_used": "string",
 }
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument(
-        "--clear", action="store_true", help="remove the files that kernelsight wrote there, and no others"
-    )
-    add_output(verb, "also write the list: .parquet, .csv, .json")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from kernelsight.errors import extra_missing
 
 SHELLS = ("bash", "zsh", "tcsh")
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument(
-        "shell", choices=SHELLS, help='whose completion: eval "$(kernelsight completion bash)" in ~/.bashrc'
-    )
 
 
 def run(arguments: Any) -> None:

@@ -8,18 +8,6 @@ from kernelsight.cli.options import TABLE_ENDINGS, show_table
 from kernelsight.present.output import check_ending, print_page, write_table
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("table", metavar="TABLE", help="name of the table")
-    verb.add_argument(
-        "--format", choices=("text", "table", "json", "csv", "mermaid"), default="text", help="mermaid: a flow chart"
-    )
-    verb.add_argument(
-        "--open", action="store_true", help="also show what runs inside of questions: the simulations of size_answers"
-    )
-    verb.add_argument("-o", "--output", metavar="FILE", help="also write the steps: .parquet, .csv, .json")
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Print the nodes that compute a table, in order."""
     import pyarrow as pa

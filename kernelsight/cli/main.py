@@ -12,128 +12,19 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn, cast
+from typing import cast
 
 from kernelsight import laboratory
+from kernelsight.cli.command_line import VERBS, check_options, is_of_laboratory, module_of, parser
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, UnknownName, flags_in_errors, unknown
 from kernelsight.escape import visible
 from kernelsight.present.output import NORMAL, QUIET, VERBOSE, print_notes, set_verbosity
-from kernelsight.version import VERSION
-
-# by verb: its help, and its module, whose declare() adds arguments to a parser and whose run() executes the verb. A
-# module is imported only for its own verb. A verb without a module is a group of the verbs that begin with its name.
-VERBS: dict[str, tuple[str, str | None]] = {
-    "tables": ("list all tables, or the columns of one", "kernelsight.cli.tables"),
-    "explain": ("show the steps that compute a table, in order", "kernelsight.cli.explain"),
-    "sql": ("run a DuckDB query over input and derived tables", "kernelsight.cli.sql"),
-    "predict": ("predict one forward step, kernel by kernel, or a table of kernel calls", "kernelsight.cli.predict"),
-    "simulate": ("simulate serving a workload: latency, throughput, GPU-time breakdown", "kernelsight.cli.simulate"),
-    "serve": (
-        "answer OpenAI requests over HTTP when the predicted deployment would, with filler text",
-        "kernelsight.cli.serve",
-    ),
-    "sweep": (
-        "simulate every scenario of a grid: SLOs, Pareto front, highest request rates",
-        "kernelsight.cli.sweep",
-    ),
-    "size": (
-        "find the cheapest deployment for a request rate within latency objectives",
-        "kernelsight.cli.size",
-    ),
-    "compare": (
-        "replay a production log; report how far and why measurement and prediction differ",
-        "kernelsight.cli.compare",
-    ),
-    "report": (
-        "write a saved run, sweep, comparison or kernel search as one HTML page: figures, tables, SQL",
-        "kernelsight.cli.report",
-    ),
-    "timeline": (
-        "write a saved run as a trace that Perfetto opens: steps, kernels, requests",
-        "kernelsight.cli.timeline",
-    ),
-    "calibrate": ("measure kernels, import measurements, fit and evaluate the kernel model", None),
-    "calibrate import": (
-        "import published kernel sweeps (table sweep_points)",
-        "kernelsight.cli.calibrate.import_sweeps",
-    ),
-    "calibrate measure": ("measure the kernels of a suite on the local GPU", "kernelsight.cli.calibrate.measure"),
-    "calibrate device": (
-        "show properties of the local GPU next to its catalogue row",
-        "kernelsight.cli.calibrate.device",
-    ),
-    "calibrate plan": (
-        "choose the measurements that reduce the expected error most in a given time",
-        "kernelsight.cli.calibrate.plan",
-    ),
-    "calibrate fit": ("fit the kernel model to measured kernels", "kernelsight.cli.calibrate.fit"),
-    "calibrate evaluate": ("fit on some GPUs, score the model on others", "kernelsight.cli.calibrate.evaluate"),
-    "search": ("search for the fastest kernel configuration: forecast, measure where it pays, stop", None),
-    "search import": ("import measured search spaces of a kernel tuner", "kernelsight.cli.search.import_spaces"),
-    "search run": ("search one kernel on one GPU under a budget of measurements", "kernelsight.cli.search.run"),
-    "search evaluate": (
-        "replay searches on every GPU of a file and score the policies",
-        "kernelsight.laboratory.cli.search_evaluate",
-    ),
-    "search choose": (
-        "choose the fastest implementation per shape, on a GPU measured little or never",
-        "kernelsight.cli.search.choose",
-    ),
-    "search forecast": (
-        "forecast kernel candidates by a language model",
-        "kernelsight.cli.search.forecast",
-    ),
-    "search plan": (
-        "plan which few shapes to measure first to choose implementations well",
-        "kernelsight.cli.search.plan",
-    ),
-    "cache": ("show where the caches are and how large, or empty them", "kernelsight.cli.cache"),
-    "mcp": ("offer the verbs to a coding agent as read-only tools (MCP)", "kernelsight.cli.mcp"),
-    "completion": ("print a completion script for a shell", "kernelsight.cli.completion"),
-    "backtest": ("simulate measured end-to-end runs and score the predictions", "kernelsight.cli.backtest"),
-}
-
 
 # what other tools, or words for the task, call a verb; without hyphens
 KNOWN_AS = {"whatif": "sweep", "capacity": "size, or sweep --find-rate"}
 # flags of one verb that another has under its own name
 SAME_FLAG = {"--users": "--max-concurrency", "--rate": "--request-rate"}
-
-
-class _Parser(argparse.ArgumentParser):
-    def format_help(self) -> str:
-        """Return the help; of a verb with flags that are not everyday ones, without these and with their number."""
-        rare = [action for action in self._actions if not getattr(action, "everyday", True)]
-        if not rare:
-            return super().format_help()
-        texts, usage = [action.help for action in rare], self.usage
-        for action in rare:
-            action.help = argparse.SUPPRESS
-        self.usage = f"{self.prog} [flags]"
-        try:
-            return f"{super().format_help()}\n--help-all shows {len(rare)} more flags.\n"
-        finally:
-            self.usage = usage
-            for action, text in zip(rare, texts, strict=True):
-                action.help = text
-
-    def format_help_of_all(self) -> str:
-        """Return the help with all flags."""
-        return super().format_help()
-
-    def error(self, message: str) -> NoReturn:
-        """Print one sentence for wrong arguments, and exit with status 2."""
-        print(f"kernelsight: {visible(message)}; `{self.prog} --help` shows the flags.", file=sys.stderr)
-        sys.exit(2)
-
-
-class _HelpOfAll(argparse.Action):
-    """Prints the help of a verb with all of its flags, and ends."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        sys.stdout.write(cast(_Parser, parser).format_help_of_all())
-        parser.exit()
 
 
 class _Undocumented:
@@ -150,51 +41,6 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         print(visible(record.getMessage()), file=sys.stderr)
-
-
-def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command line; with ``words`` of a command, only the verb that they name has arguments.
-
-    Other verbs are not even imported, which keeps the start of a command short.
-    """
-    top = _Parser(
-        prog="kernelsight",
-        description="Predict the latency of every GPU kernel of an LLM forward pass, and simulate serving from it.",
-        epilog="`kernelsight help VERB` shows the flags of a verb.",
-    )
-    top.add_argument("--version", action="version", version=f"kernelsight {VERSION}")
-    verbs = {"": top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)}
-    command = None if words is None else [word for word in words if not word.startswith("-")]
-    verb_words = command if words and not words[0].startswith("-") else None
-    for name, (text, module) in VERBS.items():
-        if not _may_be_meant(name, verb_words or []) or (_is_of_laboratory(name) and not laboratory.is_here()):
-            continue
-        group, _, short = name.rpartition(" ")
-        how = {"help": text, "description": text[0].upper() + text[1:] + "."}
-        if module is None:
-            subverbs = verbs[group].add_parser(short, **how)
-            verbs[name] = subverbs.add_subparsers(dest="part", metavar="PART", required=True, parser_class=_Parser)
-            continue
-        verb = verbs[group].add_parser(short, **how, allow_abbrev=False)
-        verb.set_defaults(module=module, flags=verb)
-        verbosity = verb.add_mutually_exclusive_group()
-        verbosity.add_argument("-q", "--quiet", action="store_true", help="print results and errors alone")
-        verbosity.add_argument("-v", "--verbose", action="store_true", help="report each computed table on stderr")
-        if command is None or command[: len(name.split())] == name.split():
-            importlib.import_module(module).declare(verb)
-            if any(not getattr(action, "everyday", True) for action in verb._actions):
-                verb.add_argument("--help-all", action=_HelpOfAll, nargs=0, help="show all flags and exit")
-    return top
-
-
-def _is_of_laboratory(verb: str) -> bool:
-    """Return whether a verb's module lies in the laboratory, which only a checkout holds."""
-    return (VERBS[verb][1] or "").startswith(laboratory.__name__)
-
-
-def _may_be_meant(verb: str, words: Sequence[str]) -> bool:
-    """Return whether words begin with a verb or with its group; without words, any verb may be meant."""
-    return all(verb_word == word for verb_word, word in zip(verb.split(), words, strict=False))
 
 
 def main(words: list[str] | None = None) -> int:
@@ -254,6 +100,7 @@ def _run(words: list[str]) -> int:
 def _run_verb(arguments: argparse.Namespace) -> None:
     """Run the verb of parsed arguments; KeyboardInterrupt: a signal ended it, whatever a library made of that."""
     try:
+        check_options(arguments, arguments.flags.prog.partition(" ")[2])
         importlib.import_module(arguments.module).run(arguments)
     except Exception as error:
         from kernelsight.dataflow.databases import stop_if_interrupted
@@ -277,11 +124,11 @@ def _with_help(words: list[str]) -> list[str]:
         raise InvalidInput(f"{flag} stands before the verb; give the verb first, such as `kernelsight simulate`.")
     verb_words = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     verb = " ".join(verb_words[:1])
-    if verb in VERBS and VERBS[verb][1] is None:
+    if verb in VERBS and module_of(verb) is None:
         verb = " ".join(verb_words[:2])  # of a group
     if verb and verb not in VERBS:
         raise _unknown_verb(verb)
-    if verb and _is_of_laboratory(verb):
+    if verb and is_of_laboratory(verb):
         laboratory.check(f"`kernelsight {verb}`")
     return words
 

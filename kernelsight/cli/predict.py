@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import (
-    add_deployment,
-    add_output,
     deployment_flags,
     launch_line,
     open_session,
-    whole_number,
 )
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
@@ -47,34 +43,6 @@ COLUMNS = [
     "tier",
     "energy_mj",
 ]
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_deployment(verb)
-    step = verb.add_argument_group("step")
-    step.add_argument("--phase", choices=("prefill", "decode", "mixed"), help="kind of step (default: decode)")
-    step.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="B",
-        help="number of sequences (mixed: decodes next to one prefill chunk; default: 1)",
-    )
-    step.add_argument(
-        "--input-len", "--isl", type=whole_number, metavar="L", help="new tokens per prompt, or of the chunk"
-    )
-    step.add_argument(
-        "--context-len",
-        type=whole_number,
-        metavar="C",
-        help="tokens already in the KV cache per sequence (decode needs it)",
-    )
-    step.add_argument(
-        "--calls",
-        metavar="FILE",
-        help="predict a Parquet table of kernel calls instead of a step; its column implementation names kernels",
-    )
-    add_output(verb, "also write the kernels: .parquet, .csv, .json, .duckdb; or the page with a roofline: .html")
 
 
 def run(arguments: Any) -> None:

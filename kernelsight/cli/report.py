@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from kernelsight.present.page import Page
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument(
-        "file", metavar="RUN", help="saved run (.duckdb) of simulate -o, sweep -o, compare -o or search run -o"
-    )
-    verb.add_argument("-o", "--output", metavar="FILE", help="page to write (.html); it loads nothing from elsewhere")
-    verb.add_argument("--scenario", metavar="ID", help="one scenario of a saved sweep (column scenario_id)")
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Write the HTML page of a saved run."""
     from kernelsight.present.show import write_page

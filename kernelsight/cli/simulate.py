@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from kernelsight.cli.options import (
-    add_correction,
-    add_deployment,
-    add_flags,
-    add_goodput,
-    add_output,
     deployment_flags,
     launch_line,
     open_session,
@@ -18,7 +12,7 @@ from kernelsight.cli.options import (
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.present.output import PAGE_ENDINGS, Waiting, check_ending, csv_of, note, write_table
 from kernelsight.present.show import HTML, show
-from kernelsight.scenario.flags import LENGTHS, LOAD, LOAD_FLAGS, POOLS, PREFILL, ROUTER, SITE
+from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.load_rules import RATES, distribution, first_fault, may_hold_conversations, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
@@ -52,30 +46,6 @@ def load_flags(arguments: Any) -> dict[str, Any]:
     if fault:
         raise InvalidInput(". ".join(fault))
     return flags
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_deployment(verb)
-    pools = verb.add_argument_group("P/D disaggregation (the deployment flags then describe the decode replicas)")
-    add_flags(pools, (*POOLS, *PREFILL))
-    load = verb.add_argument_group("workload")
-    add_flags(load, LOAD)
-    add_flags(verb.add_argument_group("lengths"), LENGTHS)
-    add_flags(verb.add_argument_group("router (in front of data-parallel replicas)"), ROUTER)
-    add_flags(verb.add_argument_group("energy (of the place where the servers stand)"), SITE)
-    add_goodput(load)
-    add_correction(verb)
-    verb.add_argument(
-        "--advise", action="store_true", help="also simulate each setting one step away: what one change would bring"
-    )
-    load.add_argument(
-        "--keep",
-        nargs="+",
-        choices=("steps",),
-        help="keep one row per engine step in the run that -o FILE.duckdb saves",
-    )
-    add_output(verb, "also save the run (.duckdb), its page (.html), or one row per request (.parquet, .csv, .json)")
 
 
 def run(arguments: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelsight.cli.options import TABLE_ENDINGS, add_gpus, add_no_files, add_output, open_session, show_table
+from kernelsight.cli.options import TABLE_ENDINGS, open_session, show_table
 from kernelsight.errors import InvalidInput, MissingTable
 from kernelsight.present.output import check_ending, note, progress, write_table
 
@@ -16,23 +16,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.session import Session
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("query", metavar="QUERY", help="one query; derived tables in it are computed first")
-    verb.add_argument("--db", metavar="FILE", help="saved run (.duckdb), opened read-only")
-    add_no_files(verb)
-    add_gpus(verb)
-    verb.add_argument(
-        "--sweep",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="measured kernels for the table sweep_points, written by calibrate import or measure (default: those of "
-        "the installed package)",
-    )
-    add_output(verb, "also write the rows: .parquet, .csv, .json")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -44,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InvalidInput("--gpus cannot be used with --db: a saved run has its own GPUs; remove one of them.")
     with _session_for(arguments) as session:
         session.progress = progress
-        session.offer("sweep_points", lambda: _sweep_points(arguments.sweep))
+        session.offer("sweep_points", lambda: _sweep_points(arguments.sweep or []))
         try:
             rows = _with_unique_names(session.query(arguments.query))
         except MissingTable as error:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.caches.durable import locked
 from kernelsight.cli.options import (
-    add_correction,
-    add_flags,
-    add_goodput,
-    add_kernel_model,
-    add_no_files,
-    add_output,
     launch_line,
     open_session,
 )
@@ -25,7 +17,7 @@ from kernelsight.number_format import rounded
 from kernelsight.present.output import PAGE_ENDINGS, check_ending, csv_of, note, status, write_table
 from kernelsight.present.pages.sweep import sweep_page
 from kernelsight.present.show import HTML, show
-from kernelsight.scenario.flags import FLAGS, OF_LAUNCH
+from kernelsight.scenario.flags import OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import parse_objectives, parse_slo
 from kernelsight.scenario.prices import priced, read_prices
@@ -38,48 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernelsight.session import Session
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument(
-        "grid",
-        metavar="GRID",
-        help="JSON of axes or a file of it (flags of simulate with underscores, each a scalar or a list), Parquet or "
-        "CSV file of scenarios, or a SQL query; the column price_per_gpu_hour is optional",
-    )
-    add_flags(verb, tuple(FLAGS[name] for name in OF_LAUNCH))
-    add_kernel_model(verb)
-    add_no_files(verb)
-    add_correction(verb)
-    add_goodput(verb)
-    verb.add_argument(
-        "--slo", nargs="+", metavar="METRIC:MS", help="objectives per scenario, such as ttft_p99:MS tpot_mean:MS"
-    )
-    verb.add_argument("--resume", action="store_true", help="continue an interrupted sweep with the same -o FILE")
-    verb.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="number of processes (default: threads of this process)"
-    )
-    verb.add_argument("--executor", choices=("local", "ray"), default="local", help="where partitions run")
-    verb.add_argument("--partition-requests", type=int, metavar="N", help="requests simulated per partition")
-    verb.add_argument(
-        "--no-intervals",
-        action="store_true",
-        help="without 90 %% intervals of TTFT, TPOT and throughput, which take three simulations more per scenario",
-    )
-    verb.add_argument("--find-rate", action="store_true", help="find the highest request rate per row that meets --slo")
-    verb.add_argument(
-        "--at-rate",
-        type=float,
-        metavar="R",
-        help="with --find-rate: the deployment that serves R requests per second at the lowest cost per token",
-    )
-    verb.add_argument(
-        "--prices",
-        metavar="P",
-        help="dollars an hour of one GPU: g1=2.2,g2=4, or a file with gpu and price_per_gpu_hour",
-    )
-    add_output(verb, "also write the rows: .parquet, .csv, .json, .duckdb; or the page: .html")
 
 
 def run(arguments: Any) -> None:
@@ -196,11 +146,7 @@ def _show_rows(text: str) -> None:
 
 
 def _check_words(arguments: Any, target: Path | None) -> None:
-    """Raise InvalidInput for values out of range and for options that exclude each other."""
-    for name in ("workers", "partition_requests"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise InvalidInput(f"--{name.replace('_', '-')} is {value}; give at least 1.")
+    """Raise InvalidInput for options that exclude each other."""
     if arguments.resume and target is None:
         raise InvalidInput("--resume needs -o FILE, the file of the interrupted sweep.")
     if arguments.executor == "ray":
@@ -213,5 +159,3 @@ def _check_words(arguments: Any, target: Path | None) -> None:
         raise InvalidInput("--find-rate cannot be resumed; remove --resume.")
     if arguments.at_rate is not None and not arguments.find_rate:
         raise InvalidInput("--at-rate needs --find-rate; without it, set request_rate in the grid.")
-    if arguments.at_rate is not None and not 0 < arguments.at_rate < math.inf:
-        raise InvalidInput(f"--at-rate is {arguments.at_rate}; give a finite number above 0.")

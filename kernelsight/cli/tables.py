@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from kernelsight.cli.options import TABLE_ENDINGS, add_output, show_table
+from kernelsight.cli.options import TABLE_ENDINGS, show_table
 from kernelsight.present.output import check_ending
 
 LISTED = ("table", "kind", "grain", "doc")
 SHOWN_COLUMNS = ("column", "type", "nullable", "unit", "key", "reference", "doc")
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("table", nargs="?", metavar="TABLE", help="show its columns with type, unit and description")
-    add_output(verb, "also write the list: .parquet, .csv, .json")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -11,16 +11,6 @@ from kernelsight.present.output import Waiting, as_json, check_ending, note
 ENDINGS = (".json",)
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("file", metavar="RUN", help="saved run (.duckdb), of simulate -o or sweep -o")
-    verb.add_argument("-o", "--output", metavar="FILE", help="trace to write (.json); open it on ui.perfetto.dev")
-    verb.add_argument("--from", dest="start_s", type=float, metavar="S", help="first second shown (0)")
-    verb.add_argument("--to", dest="end_s", type=float, metavar="S", help="last second shown (the end)")
-    verb.add_argument("--scenario", metavar="ID", help="which scenario of a saved sweep (column scenario_id)")
-    verb.add_argument("--format", choices=("table", "json"), default="table", help="output format on stdout")
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Write the trace, and print its numbers of steps, kernel slices and requests."""
     from kernelsight.present.trace.timeline import write_timeline

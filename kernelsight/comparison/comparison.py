@@ -12,13 +12,14 @@ import pyarrow as pa
 from kernelsight.comparison import log_pairs, stage_comparison
 from kernelsight.comparison.answer import answer_of
 from kernelsight.comparison.compared_log import BESIDE, ComparedLog, compared_logs
-from kernelsight.comparison.question import Question
+from kernelsight.comparison.question import OPTIONAL, Question
 from kernelsight.comparison.settings import with_stated
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.logs.read_logs import is_table, read_logs, read_table
 from kernelsight.present.show import notebook
-from kernelsight.scenario.argument_checks import mapping_of, one_of
+from kernelsight.scenario.argument_checks import mapping_of
+from kernelsight.scenario.flag_values import asked_values
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -129,9 +130,7 @@ class Comparison:
         flags: Mapping[str, Any],
         *,
         stated: Mapping[str, Any] | None,
-        fit: str,
-        hold_out: float,
-        suspects: str,
+        **how: Any,
     ) -> Comparison:
         """Return the comparison of logs with a deployment or a baseline; arguments are those of ``Session.compare``.
 
@@ -143,12 +142,9 @@ class Comparison:
         if repeated:
             raise InvalidInput(f"{repeated[0]} is an argument, and in deployment too; give it once.")
         load = mapping_of("stated", stated, "{'request_rate': 4.0}") or None
-        one_of("fit", fit, ("none", "host", "parts"))
-        one_of("suspects", suspects, ("all", "none"))
-        if not isinstance(hold_out, int | float) or not 0.0 < hold_out < 1.0:
-            raise InvalidInput(f"hold_out is {hold_out!r}; give a share of the time above 0 and below 1.")
+        asked = asked_values("comparisons", how)
         tables = files.tables()
-        question = Question(deployment_flags | {**flags}, load, fit, hold_out, suspects)
+        question = Question(deployment_flags | {**flags}, load, **{name: asked[name] for name in OPTIONAL})
         if files.baseline is not None:
             both, ids = log_pairs.merged_logs(tables, files.earlier_tables())
             return cls(session, both, question._replace(log_ids=ids[0], baseline=ids[1]), CHANGED)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from kernelsight.scenario.flag import options_of
 from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.stated_flags import object_text, read_flags
 
-OPTIONAL = {"fit": "parts", "hold_out": 0.3, "suspects": "all"}
+# columns that may be null, and what is meant then
+OPTIONAL = {flag.name: flag.default for flag in options_of("comparisons")["comparison"] if flag.default is not None}
 
 
 class Question(NamedTuple):

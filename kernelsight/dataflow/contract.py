@@ -13,8 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kernelsight.dataflow.column import Column
-from kernelsight.dataflow.conditions import columns_of, parse
+from kernelsight.dataflow.column import BOUNDS, COMPARISONS, RELATIONS, Column
 from kernelsight.dataflow.databases import literal, quote
 from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
@@ -33,6 +32,7 @@ _TABLE_FIELDS = {
     "optional": bool,
     "options": list,
 }
+_INHERITED = ("name", "type", "unit", "doc")
 _COLUMN_FIELDS = {
     "name": str,
     "type": str,
@@ -41,7 +41,10 @@ _COLUMN_FIELDS = {
     "unit": str,
     "key": bool,
     "reference": str,
-    "check": str,
+    **dict.fromkeys(BOUNDS, int | float),
+    "in": list,
+    "pattern": str,
+    "compare": dict,
 }
 # of an option of the questions about a table; scenario/flag.py reads them
 _OPTION_FIELDS = {
@@ -53,9 +56,10 @@ _OPTION_FIELDS = {
     "column": str,
     "option": list,
     "in": list,
-    "min": int | float,
-    "max": int | float,
-    "everyday": bool,
+    **dict.fromkeys(("above", "min", "max", "below"), int | float),
+    **dict.fromkeys(("everyday", "required", "positional", "many", "repeated"), bool),
+    "either": str,
+    "default": int | float | str | bool,
 }
 
 
@@ -94,6 +98,9 @@ def load_contracts(folder: Path) -> dict[str, Contract]:
     """
     files = sorted(path for path in folder.glob("*.json") if path.name != "table.schema.json")
     declarations = {path.stem: _read_json(path) for path in files}
+    for path in files:
+        declaration = declarations[path.stem]
+        declaration["columns"] = [_complete(path, column, declarations) for column in declaration.get("columns", ())]
     contracts = {path.stem: _read_contract(path, declarations) for path in files}
     for contract in contracts.values():
         for column in contract.columns:
@@ -122,10 +129,22 @@ def _read_json(path: Path) -> dict[str, Any]:
     return declaration
 
 
+def _complete(path: Path, column: Any, declarations: Mapping[str, dict[str, Any]]) -> Any:
+    """Return a declared column with the name, type, unit and doc of the one in its ``like``, if it has one."""
+    if not isinstance(column, dict) or "like" not in column:
+        return column
+    table, _, name = str(column["like"]).partition(".")
+    for other in declarations.get(table, {}).get("columns", ()):
+        if isinstance(other, dict) and other.get("name") == name:
+            own = {field: value for field, value in column.items() if field != "like"}
+            return {field: other[field] for field in _INHERITED if field in other} | own
+    raise _malformed(path, f"a column is like {column['like']!r}, but {table}.json does not state such a column")
+
+
 def _all_columns(path: Path, declarations: Mapping[str, dict[str, Any]], visited: tuple[str, ...] = ()) -> list[Any]:
     """Return a table's declared columns: its own, then those of the tables in ``like``, except those in ``without``.
 
-    ``optional``: the columns of ``like`` may be null here, and their checks apply to values that are not null.
+    ``optional``: the columns of ``like`` may be null here.
     ``visited``: the tables whose ``like`` led here, in which a circular one is found.
     """
     declaration, visited = declarations[path.stem], (*visited, path.stem)
@@ -145,12 +164,9 @@ def _all_columns(path: Path, declarations: Mapping[str, dict[str, Any]], visited
         table = " or ".join(others)
         raise _malformed(path, f"its 'without' names {sorted(unknown_names)[0]!r}, which {table} does not have")
     inherited = [column for column in inherited if column.get("name") not in excluded]
-    return own_columns + ([_optional(column) for column in inherited] if declaration.get("optional") else inherited)
-
-
-def _optional(column: dict[str, Any]) -> dict[str, Any]:
-    check = {"check": f"{column['name']} is null or ({column['check']})"} if "check" in column else {}
-    return {**column, "nullable": True, **check}
+    return own_columns + (
+        [{**column, "nullable": True} for column in inherited] if declaration.get("optional") else inherited
+    )
 
 
 def _read_contract(path: Path, declarations: Mapping[str, dict[str, Any]]) -> Contract:
@@ -166,6 +182,11 @@ def _read_contract(path: Path, declarations: Mapping[str, dict[str, Any]]) -> Co
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise _malformed(path, f"duplicate columns {', '.join(duplicates)}")
+    for column in (column for column in columns if column.compare):
+        if unknown_names := column.checked_with - set(names):
+            raise _malformed(
+                path, f"column {column.name} is compared with {min(unknown_names)}, which the table does not have"
+            )
     for option in declaration.get("options", ()):
         label = f"option {option['name']}" if isinstance(option, dict) and "name" in option else "an option"
         _check_fields(path, label, option, _OPTION_FIELDS, required=["name", "group"])
@@ -185,11 +206,25 @@ def _read_column(path: Path, declaration: Any) -> Column:
         arrow_type(declaration["type"])
     except ValueError as error:
         raise _malformed(path, f"{label}: {error}") from None
-    try:
-        parse(declaration.get("check", "true"))
-    except ValueError as error:
-        raise _malformed(path, f"{label} has the check {declaration['check']!r}: {error}") from None
-    return Column(**declaration)
+    stated = dict(declaration)
+    allowed, compare = tuple(stated.pop("in", ())), stated.pop("compare", {})
+    for relation in compare:
+        if relation not in COMPARISONS and relation not in RELATIONS:
+            known = ", ".join([*COMPARISONS, *RELATIONS])
+            raise _malformed(path, f"{label} has the unknown relation {relation!r} in 'compare'; known: {known}")
+    if "pattern" in stated:
+        try:
+            re.compile(stated["pattern"])
+        except re.error as error:
+            raise _malformed(path, f"{label} has the pattern {stated['pattern']!r}: {error}") from None
+    return Column(**stated, allowed=allowed, compare=tuple((name, _frozen(other)) for name, other in compare.items()))
+
+
+def _frozen(other: Any) -> Any:
+    """Return what a column is compared to: a column, columns, or a column with the values that it may have."""
+    if isinstance(other, dict):
+        return next((name, *values) for name, values in other.items())
+    return tuple(other) if isinstance(other, list) else other
 
 
 def _check_fields(path: Path, label: str, declaration: Any, known: Mapping[str, type], required: list[str]) -> None:
@@ -261,11 +296,11 @@ def conform(
 ) -> pa.Table:
     """Return ``data`` as the contract's Arrow table, or raise ContractBroken, which lists all violations.
 
-    ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` skips ``check`` and duplicate keys, for the
+    ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` skips rules and duplicate keys, for the
     outputs of nodes. ``encoded``: dictionary-encoded strings stay so. ``origin``: where the rows come from, and
     ``rows``: the number of each row there, for the message (default: from 1).
 
-    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "float64", "an x", check="x > 0"),))
+    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "float64", "an x", above=0),))
     >>> conform(pa.table({"x": [1, 2]}), contract).column("x").to_pylist()
     [1.0, 2.0]
     >>> conform(pa.table({"x": [1, -2]}), contract)
@@ -302,7 +337,7 @@ def check_values(table: pa.Table, contract: Contract, origin: str) -> None:
     Types, finite numbers, and the checks over columns of the table are verified; the check of a column with nulls that
     the contract does not allow is skipped.
 
-    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", check="x > 0"),))
+    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", above=0),))
     >>> check_values(pa.table({"x": [1, 2], "note": ["a", "b"]}), contract, "x.csv")
     """
     filled = {name for name in table.column_names if table[name].null_count < table.num_rows}
@@ -310,8 +345,8 @@ def check_values(table: pa.Table, contract: Contract, origin: str) -> None:
     for column in contract.columns:
         if column.name in filled:
             may_check = column.nullable or not table[column.name].null_count
-            check = column.check if may_check and columns_of(parse(column.check or "true")) <= filled else ""
-            columns.append(replace(column, nullable=True, key=False, check=check))
+            checked = column if may_check and column.checked_with <= filled else column.unchecked()
+            columns.append(replace(checked, nullable=True, key=False))
     names = [column.name for column in columns]
     conform(table.select(names), replace(contract, columns=tuple(columns)), origin=origin)
 
@@ -350,19 +385,10 @@ def _name_faults(occurrences: Mapping[str, int], contract: Contract) -> list[str
 
 def _row_faults(table: pa.Table, contract: Contract, rows: Sequence[int] | None) -> list[str]:
     """Return the violations of checks and keys, over the columns that are valid so far."""
-    all_valid = len(table.column_names) == len(contract.columns)
-    # a check that reads an invalid column is skipped: only that column is reported
-    columns = [
-        column
-        for column in contract.columns
-        if column.check and (all_valid or _reads_only(column.check, table, contract))
-    ]
-    faults = check_faults(table, columns, rows)
+    # a rule that reads an invalid column is skipped: only that column is reported
+    names = set(table.column_names)
+    faults = check_faults(table, [column for column in contract.columns if column.checked_with <= names], rows)
     if set(contract.key) <= set(table.column_names):
         duplicate = duplicate_fault(table, contract.key)
         faults += [duplicate] if duplicate else []
     return faults
-
-
-def _reads_only(check: str, table: pa.Table, contract: Contract) -> bool:
-    return columns_of(parse(check)) & set(contract.column_names) <= set(table.column_names)

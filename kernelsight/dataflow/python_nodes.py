@@ -21,8 +21,9 @@ from typing import Any
 from kernelsight.errors import InvalidInput
 
 SERVICES = ("wanted", "read", "threads", "fork", "report")
-# what stands in the source of a module that has nodes
-MARK = re.compile(r"^@(produces|for_each)\(", re.MULTILINE)
+# a decorated function in the source of a module: parsing whole modules would take five times as long
+DECORATED = re.compile(r"^(?:@.*\n(?:[ )].*\n)*)+def .*\n(?:(?:[ )].*)?\n)*", re.MULTILINE)
+MARKS = ("\n@produces(", "\n@for_each(")
 
 
 def produces(*tables: str) -> Callable[[Callable], Callable]:
@@ -79,7 +80,7 @@ class PythonNode:
 
 
 def sources_with_nodes(package: str) -> Iterator[tuple[str, Path, list[ast.FunctionDef]]]:
-    """Yield name, path and functions of the modules in whose source a function is marked as a node; imports none.
+    """Yield name, path and decorated functions of the modules in which one is marked as a node; imports none.
 
     ``package``: a package, with its folders, or a single module; none where it does not exist.
     """
@@ -90,8 +91,8 @@ def sources_with_nodes(package: str) -> Iterator[tuple[str, Path, list[ast.Funct
             paths[".".join([package, *path.relative_to(folder).with_suffix("").parts])] = path
     for module, path in paths.items():
         text = path.read_text(encoding="utf-8")
-        if MARK.search(text):
-            tree = ast.parse(text, filename=str(path))
+        if any(mark in text for mark in MARKS):
+            tree = ast.parse("".join(DECORATED.findall(text)), filename=str(path))
             yield module, path, [item for item in tree.body if isinstance(item, ast.FunctionDef)]
 
 

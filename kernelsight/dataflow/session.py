@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from kernelsight.errors import InvalidInput, MissingTable, mixed_column, unknown
 
 if TYPE_CHECKING:
     import duckdb
+
+_OURS = __name__.partition(".")[0]
 
 
 class Session(NodeRuns):
@@ -162,7 +165,6 @@ class Session(NodeRuns):
         """
         import duckdb
 
-        from kernelsight.dataflow.frames import caller_frames
         from kernelsight.dataflow.hints import is_show_tables, query_fault
         from kernelsight.dataflow.user_queries import check_query, tables_in_query
 
@@ -303,3 +305,20 @@ class Session(NodeRuns):
 def _key_rows(table: pa.Table, key: list[str]) -> list[tuple]:
     """Return the values of the key columns, one tuple per row."""
     return list(zip(*(table.column(name).to_pylist() for name in key), strict=True))
+
+
+def caller_frames() -> dict[str, Any]:
+    """Return the DataFrames among the variables of the first caller outside this package, by lower-case name.
+
+    Local variables hide global ones. A DataFrame is any object with ``__arrow_c_stream__``: pyarrow, polars and pandas
+    tables, DuckDB relations.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS:
+        if frame.f_globals.get("__name__") == "__main__":
+            break
+        frame = frame.f_back
+    if frame is None:
+        return {}
+    variables = {**frame.f_globals, **frame.f_locals}
+    return {name.lower(): value for name, value in variables.items() if hasattr(type(value), "__arrow_c_stream__")}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.column import Column
-from kernelsight.dataflow.conditions import columns_of, holds, parse
+from kernelsight.dataflow.rules import passes
 from kernelsight.dataflow.types import can_become, has_floats, is_finite, leaf_arrays, type_name
 from kernelsight.errors import dangling_reference
 
@@ -55,13 +55,13 @@ def value_fault(values: pa.ChunkedArray, column: Column, rows: Sequence[int] | N
 
 
 def check_faults(table: pa.Table, columns: list[Column], rows: Sequence[int] | None = None) -> list[str]:
-    """Return one violation per column whose ``check`` is false or null in some row, with the first such row.
+    """Return one violation per column whose rules are broken in some row, with the first such row.
 
     ``rows``: the number of each row where it comes from; None: from 1.
     """
     faults = []
     for column in columns if table.num_rows else ():
-        passed = holds(column.check, table) if column.check else None
+        passed = passes(column, table) if column.check else None
         count = 0 if passed is None else table.num_rows - pc.sum(passed).as_py()
         if count:
             row = pc.index(passed, False).as_py()
@@ -81,16 +81,16 @@ def failing_rows(
 
     Checks that read other columns are skipped.
 
-    >>> columns = [Column("x", "int64", "an x", check="x > 0"), Column("y", "int64", "a y", check="y > x")]
+    >>> columns = [Column("x", "int64", "an x", above=0), Column("y", "int64", "a y", compare=(("above", "x"),))]
     >>> failing, sentences = failing_rows(pa.table({"x": [1, 0]}), columns)
     >>> failing.tolist(), sentences
     ([False, True], ["column x: 1 row fails 'x > 0' (row 2: 0)"])
     """
     names = set(table.column_names)
-    checked = [column for column in columns if column.check and columns_of(parse(column.check)) <= names]
+    checked = [column for column in columns if column.check and column.checked_with <= names]
     failing = np.zeros(table.num_rows, bool)
     for column in checked:
-        failing |= ~holds(column.check, table).to_numpy()
+        failing |= ~passes(column, table).to_numpy()
     return failing, check_faults(table, checked, rows) if failing.any() else []
 
 

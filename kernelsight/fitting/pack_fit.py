@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.fitting.expressions import fit_family
+from kernelsight.fitting.half_widths import fit_intervals
 from kernelsight.fitting.held_out import folds_of, held_out_errors
-from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows

@@ -1,9 +1,9 @@
 """90 % prediction intervals of a GPU with some points per kernel, from the same procedure on held-out generations.
 
 Each GPU of a held-out generation is predicted, points of it are planned and measured, and the errors of its other calls
-give the half width of their family. Generations have the same weight (:mod:`kernelsight.fitting.intervals`); a family's
-curve is shrunk half way, in logarithms, to the mean of all families: on a new generation a family may err as another
-did.
+give the half width of their family. Generations have the same weight (:mod:`kernelsight.fitting.half_widths`); a
+family's curve is shrunk half way, in logarithms, to the mean of all families: on a new generation a family may err as
+another did.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kernelsight.fitting.cells import generation_of, is_serving
 from kernelsight.fitting.few_shot import Tables, held_out_fit, measured_calls
-from kernelsight.fitting.intervals import curve_of
+from kernelsight.fitting.half_widths import curve_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.planned_points import planned
 from kernelsight.fitting.point_fit import Measured, fit_points

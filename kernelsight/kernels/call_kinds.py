@@ -7,6 +7,7 @@ million calls has a few dozen, so that constants are looked up once a kind, not 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,21 @@ def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
 
     >>> dtype_of("gemm", {"format": "nvfp4", "math": "fp4"}), dtype_of("mla_decode", {"format": "fp8", "math": "bf16"})
     ('nvfp4', 'bf16/fp8')
+    >>> dtype_of("moe", {"format": "nvfp4_wo", "math": "bf16"})  # kernels of weights alone differ in their bytes
+    'int4_wo'
     """
     if family.endswith("attention") or family.startswith("mla_"):
         return f"{kind.get('math')}/{kind.get('format') or kind.get('math')}"
     number_format = kind.get("format") or "bf16"
+    number_format = _measured_as().get(number_format, number_format)
     return BY_MATH.get((number_format, kind.get("math") or ""), number_format)
+
+
+@cache
+def _measured_as() -> dict[str, str]:
+    """Return the label in kernel sweeps of formats whose kernels no sweep has under their own name."""
+    rows = catalogue("number_formats").to_pylist()
+    return {row["format"]: row["measured_as"] for row in rows if row["measured_as"]}
 
 
 def answering_dtype(facts: Facts, implementation: str, kind: Mapping[str, str | None]) -> str:

@@ -1,4 +1,4 @@
-"""90 % intervals of kernel latencies: factors from half-width curves, which :mod:`kernelsight.fitting.intervals` fits.
+"""90 % intervals of kernel latencies: factors from curves that :mod:`kernelsight.fitting.half_widths` fits.
 
 A curve is the half width of log latency, linear between KNOTS_US in log latency, because short kernels scatter
 differently from long ones. There is one for each group of rows: a dtype, with its kernel fitted or not; or a kernel of

@@ -17,8 +17,9 @@ from kernelsight import errors
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.bounded_values import parse_yaml
-from kernelsight.models.config_fields import KINDS, ConfigFields, Field
-from kernelsight.models.expressions import WORDS, Expression, Impossible, Malformed, read_expression
+from kernelsight.models.config_fields import ConfigFields, Field
+from kernelsight.models.expressions import Expression
+from kernelsight.models.field_files import FieldFile, FieldScope, line_of
 from kernelsight.models.limits import longest_context
 
 FOLDER = Path(__file__).parent.parent / "catalog" / "architectures"
@@ -134,14 +135,8 @@ def _content(path: Path) -> dict[str, Any]:
     for name, value in content.items():
         if name not in SECTIONS or not isinstance(value, SECTIONS[name]):
             expected = f"sections are {', '.join(SECTIONS)}" if name not in SECTIONS else "it has another type"
-            raise InvalidInput(f"architecture file {path}, line {_line(text, str(name))}: {name!r}: {expected}.")
+            raise InvalidInput(f"architecture file {path}, line {line_of(text, str(name))}: {name!r}: {expected}.")
     return content | {"text": text}
-
-
-def _line(text: str, name: str) -> int:
-    """Return the number of the first line that begins with a name; 1 where there is none."""
-    found = re.search(rf"^[ \-]*['\"]?{re.escape(name)}['\"]?:", text, re.M)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
 @cache
@@ -150,15 +145,8 @@ def _architecture(stem: str, own: Path | None) -> Architecture:
     from kernelsight.catalog.tables import contracts
 
     merged = _merged(stem, _files(own))
-    reading = _Reading(str(own) if stem == str(own) else f"{stem}.yaml", merged["text"])
-    fields = {name: reading.field(name, declared) for name, declared in merged["fields"].items()}
-    reading.known = {*fields, *BOUND}
-    defaults = {name: declared["default"] for name, declared in merged["fields"].items() if "default" in declared}
-    compiled = {name: reading.expression("default", value) for name, value in defaults.items()}
-    fields = {
-        name: field._replace(default=compiled[name].evaluate if name in compiled else None)
-        for name, field in fields.items()
-    }
+    reading = _ArchitectureFile(str(own) if stem == str(own) else f"{stem}.yaml", merged["text"])
+    fields = reading.fields(merged["fields"], BOUND)
     unknown = sorted(set(merged["layers"]) - {"count", "attention", "ffn", *SIZES})
     if unknown:
         raise reading.wrong(unknown[0], f"a layer has count, attention, ffn, {', '.join(SIZES)}")
@@ -211,39 +199,10 @@ def _declared(section: str, known: Mapping[str, Any], added: Mapping[str, Any]) 
     return fields
 
 
-class _Reading:
-    """The reading of one file: compiles its entries, and names it and the line in errors."""
+class _ArchitectureFile(FieldFile):
+    """The reading of an architecture file: its products and checks."""
 
-    def __init__(self, origin: str, text: str) -> None:
-        self.origin, self.text, self.known = origin, text, frozenset()
-
-    def wrong(self, name: str, problem: str) -> InvalidInput:
-        return InvalidInput(f"architecture file {self.origin}, line {_line(self.text, name)}: {name}: {problem}.")
-
-    def field(self, name: str, declared: Any) -> Field:
-        """Return a declared field without its default."""
-        if not isinstance(declared, dict) or declared.get("kind", "size") not in KINDS:
-            raise self.wrong(name, f"a field has a kind: {', '.join(KINDS)}")
-        unknown = sorted(set(declared) - {*Field._fields[1:]})
-        if unknown or not isinstance(declared.get("values", {}), dict):
-            raise self.wrong(name, f"a field has {', '.join(Field._fields[1:])}, not {unknown or 'other values'}")
-        lists = {key: tuple(declared[key]) for key in ("names", "absent") if key in declared}
-        rest = {key: value for key, value in declared.items() if key != "default"}
-        return Field(name, **rest | lists)
-
-    def expression(self, name: str, value: Any) -> Expression:
-        """Return the expression of an entry: a text, or a plain number, true, false or null."""
-        if value is None or isinstance(value, (bool, int, float)):
-            return Expression(str(value), (), lambda scope: value)
-        try:
-            expression = read_expression(str(value))
-        except Malformed as problem:
-            raise self.wrong(name, f"{value!r}: {problem}") from None
-        unknown = [each for each in expression.names if each not in self.known]
-        if unknown:
-            known = errors.nearest(unknown[0], sorted({*self.known, *WORDS}))
-            raise self.wrong(name, f"{value!r}: there is no field {unknown[0]!r}{known}")
-        return expression
+    kind = "architecture file"
 
     def product(self, name: str, declared: Any) -> Product:
         """Return a further product of layers."""
@@ -262,60 +221,39 @@ class _Reading:
         return Product(name, tuple(kinds), declared["format"], (sides[0], sides[1]))
 
     def check(self, entry: Any) -> Check:
+        """Return a condition on a config."""
         if not isinstance(entry, dict) or set(entry) != set(Check._fields):
             raise self.wrong("checks", f"each has {', '.join(Check._fields)}")
         return Check(self.expression("holds", entry["holds"]), str(entry["field"]), str(entry["expected"]))
 
 
-class _Scope(dict):
-    """The values that expressions refer to: fields of a config, read when they are needed, layers and functions."""
+class _Scope(FieldScope):
+    """The values that expressions of an architecture refer to: also its layers, and functions over them."""
 
     def __init__(self, architecture: Architecture, config: ConfigFields) -> None:
-        super().__init__(
-            has=lambda name: architecture.fields[name].place(config) is not None,
-            count=lambda kind: self.attention.count(kind) + self.ffn.count(kind),
-            length=len,
-            yarn=lambda positions: longest_context(config, positions),
-            int=int,
-            min=min,
-            max=max,
-        )
-        self.architecture, self.config = architecture, config
+        super().__init__(architecture.fields, config)
+        self.architecture = architecture
         self.attention: list[str] = []
         self.ffn: list[str] = []
+        self["count"] = lambda kind: self.attention.count(kind) + self.ffn.count(kind)
+        self["yarn"] = lambda positions: longest_context(config, positions)
 
     def __missing__(self, name: str) -> Any:
-        if name == "layer_count":
-            value = self.value(self.architecture.layers["count"])
-            if not 1 <= value <= MOST_LAYERS:
-                name = self.architecture.layers["count"].names[0]
-                raise self.wrong(name, self[name], f"of 1 to {MOST_LAYERS} layers")
-        else:
-            try:
-                value = self.architecture.fields[name].read(self.config, self)
-            except Impossible as problem:  # in the expression of its default
-                raise Impossible(problem.name, problem.value, f"{problem.expected}, or {name} must be given") from None
-        self[name] = value
-        return value
-
-    def value(self, expression: Expression) -> Any:
-        """Return the value of an expression; InvalidInput blames a field for which it has none."""
-        try:
-            return expression.evaluate(self)
-        except Impossible as problem:
-            raise self.wrong(problem.name, problem.value, problem.expected) from None
-
-    def spelling(self, name: str) -> str:
-        """Return the name of a field in this config."""
-        return self.architecture.fields[name].label_name(self.config)[1]
+        if name != "layer_count":
+            return super().__missing__(name)
+        layers = self.value(self.architecture.layers["count"])
+        if not 1 <= layers <= MOST_LAYERS:
+            name = self.architecture.layers["count"].names[0]
+            raise self.wrong(name, self[name], f"of 1 to {MOST_LAYERS} layers")
+        self["layer_count"] = layers
+        return layers
 
     def wrong(self, name: str, value: Any, expected: str) -> InvalidInput:
         """Return the error for a field with an unusable value."""
-        field = self.architecture.fields.get(name)
+        field = self.fields.get(name)
         if field is not None and field.kind == "kinds" and isinstance(value, int):
             value, expected = f"{value} entries", f"a list of num_hidden_layers ({self['layer_count']}) entries"
-        label, spelling = field.label_name(self.config) if field else (self.config.label, name)
-        return errors.config_field_wrong(label, spelling, value, expected)
+        return super().wrong(name, value, expected)
 
 
 def shape_of(architecture: Architecture, config: ConfigFields) -> Shape:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from kernelsight.models.limits import check_heads, check_layers, check_rope, che
 from kernelsight.models.quantization import read_formats
 
 CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
+# billions of parameters in a name
+SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])")
+ADVICE = (
+    "For a model of the shape of one in the catalogue add --model-like; otherwise give the path to its config.json."
+)
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # fields that multimodal configs have outside of text_config and that apply to the language model
 OUTER_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "vision_config")
@@ -186,8 +192,11 @@ def read_config_file(path: str | Path, architecture: str | Path | None = None) -
     if path.is_dir() and not file.exists():
         raise errors.config_unreadable(path, "the folder has no config.json")
     quant_file = file.with_name("hf_quant_config.json")
+    config = _json_object(file)
+    if {"dim", "n_layers"} <= set(config):
+        raise errors.config_unreadable(file, "it is Mistral's params.json; take the config.json of the repository")
     return read_config(
-        _json_object(file),
+        config,
         model=catalogue_name(file.resolve().parent.name),
         huggingface_id=None,
         source=str(file),
@@ -240,13 +249,16 @@ def _lookup_key(name: str) -> str:
 @cache
 def _names() -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the catalogue's names by lookup key, and all of them in its order."""
-    names, by_key = [], {}
-    for entry in _entries(CATALOGUE):
-        names.append(entry["model"])
-        for name in (entry["model"], entry["huggingface_id"], *entry.get("aliases", ())):
-            by_key[_lookup_key(name)] = entry["model"]
-            by_key.setdefault(_lookup_key(name.rsplit("/", 1)[-1]), entry["model"])
-    return by_key, tuple(names)
+    from kernelsight.catalog.tables import facts
+
+    entries = list(_entries(CATALOGUE))
+    pairs = [(name, entry["model"]) for entry in entries for name in (entry["model"], entry["huggingface_id"])]
+    pairs += [(row["name"], row["model"]) for row in facts("model_aliases").to_pylist()]
+    by_key: dict[str, str] = {}
+    for name, model in pairs:
+        by_key.setdefault(_lookup_key(name), model)
+        by_key.setdefault(_lookup_key(name.rsplit("/", 1)[-1]), model)
+    return by_key, tuple(entry["model"] for entry in entries)
 
 
 @cache
@@ -281,6 +293,31 @@ def served_name(model_name: str, identifier: str | None = None) -> str:
     )
 
 
+def shapes_like(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names of the family and size that a name states, else of about its size; all where it states none.
+
+    >>> known = ["deepseek-r1", "qwen3-8b", "qwen3-32b", "codellama-34b-hf"]
+    >>> shapes_like("someone/Sky-Qwen-32B", known), shapes_like("DeepSeek-R1-Distill-Sky-32B", known)
+    (['qwen3-32b'], ['qwen3-32b', 'codellama-34b-hf'])
+    """
+    size, names = _size(name), list(names)
+    if size is None:
+        return names
+    near = [each for each in names if (other := _size(each)) and size / 2 <= other <= size * 2]
+    family = [each for each in near if _size(each) == size and _words(name) & _words(each)]
+    return family or near
+
+
+def _size(name: str) -> float | None:
+    """Return the billions of parameters that a name states first."""
+    found = SIZE.search(name.lower())
+    return float(found[1]) if found else None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall("[a-z]{3,}", name.lower()))
+
+
 def resolve(name: str) -> str:
     """Return the catalogue name of a model from that name or its Hugging Face identifier, in any case.
 
@@ -291,5 +328,5 @@ def resolve(name: str) -> str:
     """
     by_key, names = _names()
     if _lookup_key(name) not in by_key:
-        raise errors.unknown("model", name, names, "Or give the path to a config.json.")
+        raise errors.unknown("model", name, shapes_like(name, names), ADVICE)
     return by_key[_lookup_key(name)]

@@ -186,6 +186,19 @@ def _inner(entry: Any, path: str, config: ConfigFields, listed: str) -> Any:
     return entry
 
 
+def _block(field: Field, held: ConfigFields, name: str) -> list[int]:
+    """Return the sides of a block of weights."""
+    block = held.items(name)
+    if len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        raise errors.config_field_wrong(held.label, name, block, "two whole numbers above 0")
+    return block
+
+
+def _dynamic(field: Field, held: ConfigFields, name: str) -> bool:
+    """Return whether scales are computed at run time: true, or "local", a scale per block."""
+    return held.values[name] == "local" or held.flag(name)
+
+
 KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
     "size": _size,
     "uniform": _uniform,
@@ -196,6 +209,8 @@ KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
     "kinds": _kinds,
     "numbers": _numbers,
     "each": _each,
+    "block": _block,
+    "dynamic": _dynamic,
     "any": lambda field, held, name: held.values[name],
 }
 """Readers of a field by its kind; ``uniform``: a size, or a list of equal sizes; ``any``: only whether it is there."""

@@ -7,7 +7,9 @@ A contract lists them in ``options``: name, group, ``kind`` of value, range, and
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelsight.dataflow.locations import folder
@@ -15,13 +17,15 @@ from kernelsight.dataflow.locations import folder
 LARGEST_WHOLE_NUMBER = 2**53
 # the simulated clock counts nanoseconds in 64 bits, enough for 290 years
 LONGEST_LOAD_S = 1e9
+# fields of a declaration whose names are words of Python, or have another name here
+NAMES = {"min": "least", "max": "most", "in": "choices", "option": "spellings"}
 
 
 class Flag(NamedTuple):
     """One option of a question: a keyword in Python, a column of a grid, an option of the command line.
 
-    ``kind``: text, whole, positive, share, share_or_none, not_negative, span, word, switch, yes, tiers, weights or
-    version; ``flag_values`` checks them. ``column``: of its table, "" where it stands for others.
+    ``kind``: text, whole, number, word, switch, yes, tiers, weights or version; ``flag_values`` checks them.
+    ``column``: of its table, "" where it stands for others.
     """
 
     name: str
@@ -30,11 +34,19 @@ class Flag(NamedTuple):
     help: str | None = None
     metavar: str | None = None  # placeholder of the value in --help
     column: str = ""
-    least: float = 1
-    most: float = LARGEST_WHOLE_NUMBER
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+    below: float | None = None
     choices: tuple[str, ...] = ()
     spellings: tuple[str, ...] = ()  # command-line options where they differ from --name
-    everyday: bool = False  # shown by --help; --help-all shows all
+    everyday: bool = True  # shown by --help; --help-all shows all
+    default: Any = None
+    required: bool | None = None
+    positional: bool = False
+    many: bool = False  # takes several values
+    repeated: bool = False  # may be given several times
+    either: str = ""  # of those of which one may be given: optional, or one must be: required
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -50,12 +62,12 @@ def options_of(table: str) -> dict[str, tuple[Flag, ...]]:
     ['host_power_w', 'pue', 'carbon_intensity_g_per_kwh']
     """
     contract = _read(table)
-    others = contract.get("like", [])
-    docs = {column["name"]: column["doc"] for name in others for column in _read(name)["columns"]}
+    docs = {column["name"]: column["doc"] for name in contract.get("like", ()) for column in _read(name)["columns"]}
     docs |= {column["name"]: column["doc"] for column in contract["columns"]}
     groups: dict[str, tuple[Flag, ...]] = {}
+    rare = any(option.get("everyday") for option in contract["options"])
     for option in contract["options"]:
-        flag = _flag(option, docs)
+        flag = flag_of({"everyday": not rare} | option, docs)
         groups[flag.group] = (*groups.get(flag.group, ()), flag)
     return groups
 
@@ -64,20 +76,23 @@ def _read(table: str) -> dict[str, Any]:
     return json.loads((folder("schemas") / f"{table}.json").read_text(encoding="utf-8"))
 
 
-def _flag(option: dict[str, Any], docs: dict[str, str]) -> Flag:
-    """Return an option as a flag, with the text of its column as help where it states none."""
-    column = option.get("column", option["name"])
+def flag_of(option: Mapping[str, Any], docs: Mapping[str, str] = MappingProxyType({})) -> Flag:
+    """Return a declared option as a flag; ``docs``: texts of columns, for one that states no help.
+
+    >>> flag_of({"name": "tolerance", "kind": "number", "min": 0, "default": 0.02, "help": "loss"}).help
+    'loss (default: 0.02)'
+    """
+    fields: dict[str, Any] = {NAMES.get(name, name): value for name, value in option.items()}
+    column = fields.get("column", option["name"])
     doc, _, default = docs.get(column, "").partition("; null: ")
-    return Flag(
-        option["name"],
-        option["group"],
-        option.get("kind", "text"),
-        option.get("help") or f"{doc} (default: {default})" * bool(default) or doc or None,
-        option.get("metavar"),
-        column if column in docs else "",
-        option.get("min", 1),
-        option.get("max", LARGEST_WHOLE_NUMBER),
-        tuple(option.get("in", ())),
-        tuple(option.get("option", ())),
-        option.get("everyday", False),
-    )
+    words = fields.get("help") or doc
+    default = fields.get("default", default if "help" not in fields else "")
+    if words and default not in ("", None) and not isinstance(default, bool) and "(default" not in words:
+        words += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+    if fields.get("kind") == "number" and "default" in fields:
+        fields["default"] = float(fields["default"])
+    if fields.get("kind") == "whole":
+        fields = {"least": 1, "most": LARGEST_WHOLE_NUMBER} | fields
+    for name in ("choices", "spellings"):
+        fields[name] = tuple(fields.get(name, ()))
+    return Flag(**fields | {"help": words or None, "column": column if column in docs else ""})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.numbers import read_number
-from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER, LONGEST_LOAD_S
+from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER, Flag, options_of
 from kernelsight.scenario.flags import FLAGS
 
 # PEP 440 as engines use it: 0.11.1.dev12+g1a2b3c, 1.0.0rc3, 0.5.6.post2, v0.8.5-rc.1; each number fits 64 bits
@@ -22,17 +23,6 @@ VERSION = re.compile(
     r"v?\d{1,18}(\.\d{1,18})*([-._]?(alpha|beta|preview|pre|post|dev|rev|rc|a|b|c|r)[-._]?\d{0,18})*(\+[a-z0-9._-]+)?",
     re.I,
 )
-# by kind: (function that checks the range, function that describes it)
-RANGES: Mapping[str, tuple] = {
-    "positive": (lambda value, flag: value > 0, lambda flag: "a finite number above 0"),
-    "share": (lambda value, flag: 0 < value <= 1, lambda flag: "a number above 0 and at most 1"),
-    "share_or_none": (lambda value, flag: 0 <= value <= 1, lambda flag: "a number from 0 to 1"),
-    "not_negative": (lambda value, flag: value >= 0, lambda flag: "a finite number, 0 or more"),
-    "span": (
-        lambda value, flag: flag.least <= value <= LONGEST_LOAD_S,
-        lambda flag: f"a number from {flag.least:g} to {LONGEST_LOAD_S:g}",
-    ),
-}
 
 
 def typed_value(name: str, value: Any) -> Any:
@@ -48,7 +38,15 @@ def _checked(name: str, value: float | str) -> Any:
 
 def _typed_value(name: str, value: Any) -> Any:
     """Return ``typed_value``, without a cache."""
-    flag = FLAGS[name]
+    return checked_value(FLAGS[name], value, name)
+
+
+def checked_value(flag: Flag, value: Any, name: str) -> Any:
+    """Return a value of a flag in its own type; InvalidInput, which calls it ``name``, gives the range.
+
+    >>> checked_value(FLAGS["max_num_seqs"], "16k", "max_num_seqs")
+    16000
+    """
     if isinstance(value, Decimal) and value.is_finite():  # SQL's sums and literals: 64 as HUGEINT, 0.5
         value = int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, os.PathLike):
@@ -59,20 +57,8 @@ def _typed_value(name: str, value: Any) -> Any:
         )
     if value == "":
         raise InvalidInput(f"{name} is empty; give a value, or leave it unset.")
-    if isinstance(value, str) and (flag.kind == "whole" or flag.kind in RANGES):
-        value = read_number(value)  # such as 16k; a CSV column with one non-number is read as text
-    if flag.kind == "whole":
-        if not _is_number(value) or value != math.floor(value) or not flag.least <= value <= flag.most:
-            bound = f"of at least {flag.least}"
-            if flag.most < LARGEST_WHOLE_NUMBER or (_is_number(value) and value > flag.most):
-                bound = f"from {flag.least} to {flag.most}"
-            raise InvalidInput(f"{name} is {value!r}; give a whole number {bound}.")
-        return int(value)
-    if flag.kind in RANGES:
-        inside, range_text = RANGES[flag.kind]
-        if not _is_number(value) or not inside(value, flag):
-            raise InvalidInput(f"{name} is {value!r}; give {range_text(flag)}.")
-        return float(value)
+    if flag.kind in ("whole", "number"):
+        return _checked_number(flag, read_number(value) if isinstance(value, str) else value, name)
     if flag.kind == "tiers":
         from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 
@@ -88,6 +74,58 @@ def _typed_value(name: str, value: Any) -> Any:
     if flag.choices and value not in flag.choices:
         raise InvalidInput(f"{name} is {value!r}; give one of {', '.join(flag.choices)}.")
     return value
+
+
+def _checked_number(flag: Flag, value: Any, name: str) -> float:
+    inside = _is_number(value) and not (
+        (flag.least is not None and value < flag.least)
+        or (flag.above is not None and value <= flag.above)
+        or (flag.most is not None and value > flag.most)
+        or (flag.below is not None and value >= flag.below)
+    )
+    if flag.kind == "number":
+        if not inside:
+            raise InvalidInput(f"{name} is {value!r}; give {_range_text(flag)}.")
+        return float(value)
+    if not inside or value != math.floor(value):
+        bound = f"of at least {flag.least}"
+        if flag.most < LARGEST_WHOLE_NUMBER or (_is_number(value) and value > flag.most):
+            bound = f"from {flag.least} to {flag.most}"
+        raise InvalidInput(f"{name} is {value!r}; give a whole number {bound}.")
+    return int(value)
+
+
+def asked_values(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a question by its options in ``table``, defaults where None is given.
+
+    InvalidInput: a number out of its range, or none of an option's words.
+
+    >>> asked_values("choice_questions", {"gpu": "l4", "tolerance": 0})["tolerance"]
+    0.0
+    """
+    values = {}
+    for flag in itertools.chain.from_iterable(options_of(table).values()):
+        value = given.get(flag.name)
+        checked = value is not None and (has_range(flag) or flag.choices)
+        typed = checked_value(flag, value, flag.name) if checked else value
+        values[flag.name] = flag.default if typed is None else typed
+    return values
+
+
+def has_range(flag: Flag) -> bool:
+    """Return whether the values of a flag are numbers of a range."""
+    return any(bound is not None for bound in (flag.above, flag.least, flag.most, flag.below))
+
+
+def _range_text(flag: Flag) -> str:
+    if not has_range(flag):
+        return "a finite number"
+    if flag.least is not None and flag.most is not None:
+        return f"a number from {flag.least:g} to {flag.most:g}"
+    if flag.least is not None:
+        return f"a finite number, {flag.least:g} or more"
+    limit = f"at most {flag.most:g}" if flag.most is not None else f"below {flag.below:g}" if flag.below else ""
+    return f"a number above {flag.above:g} and {limit}" if limit else f"a finite number above {flag.above:g}"
 
 
 def _is_number(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from kernelsight.errors import KernelSightError, speaks_flags
 from kernelsight.scenario import flags
-from kernelsight.scenario.flag import Flag
+from kernelsight.scenario.flag import Flag, options_of
 from kernelsight.scenario.flags import FLAGS
 
 Asked = TypeVar("Asked", bound=Callable[..., Any])
@@ -25,10 +25,7 @@ SIZED = tuple(
     if flag.name not in ("gpu", "request_rate", "max_concurrency", "trace", "replicas")
     and not flag.name.startswith(("ramp_up", "goodput"))
 )
-TYPES = {
-    **{"whole": "int", "positive": "float", "share": "float", "share_or_none": "float", "not_negative": "float"},
-    **{"span": "float", "switch": "bool", "yes": "bool"},
-}
+TYPES = {"whole": "int", "number": "float", "switch": "bool", "yes": "bool"}
 # an option of the command line, with the placeholder of its value; text in quotes is a command or a user's value, and
 # is not changed
 _FLAG = (
@@ -75,12 +72,13 @@ def type_of(flag: Flag) -> str:
     return TYPES.get(flag.kind, "str")
 
 
-def takes_flags(*flags_taken: Flag) -> Callable[[Asked], Asked]:
+def takes_flags(*flags_taken: Flag, question: str = "") -> Callable[[Asked], Asked]:
     """Return a decorator that documents ``flags_taken`` as keyword arguments of a function.
 
     Its signature lists them with their types instead of ``**flags``, its docstring has their help, and its errors name
-    keywords, not command-line options.
+    keywords, not command-line options. ``question``: the table whose options are the function's own arguments.
     """
+    options = [flag for group in options_of(question).values() for flag in group] if question else []
 
     def decorated(function: Asked) -> Asked:
         plain = inspect.signature(function)
@@ -110,20 +108,18 @@ def takes_flags(*flags_taken: Flag) -> Callable[[Asked], Asked]:
                 for flag in listed
             ]
             called.__signature__ = plain.replace(parameters=[*own_parameters, *more])  # type: ignore[attr-defined]
-            called.__doc__ = f"{function.__doc__}\n\n{documented(listed)}"
+        if listed or options:
+            of_question = documented([flag for flag in options if flag.name in own_names], "Arguments:")
+            called.__doc__ = f"{function.__doc__}\n\n{of_question}{documented(listed)}"
         return called  # type: ignore[return-value]
 
     return decorated
 
 
-def documented(listed: list[Flag]) -> str:
-    """Return a line for each flag: its name, its type and its help."""
-    return "\n".join(
-        [
-            "        Flags, None where unset:",
-            *(f"        - ``{flag.name}`` ({type_of(flag)}): {_help(flag)}" for flag in listed),
-        ]
-    )
+def documented(listed: list[Flag], heading: str = "Flags, None where unset:") -> str:
+    """Return a line for each flag: its name, its type and its help; "" without flags."""
+    lines = [f"        {heading}", *(f"        - ``{flag.name}`` ({type_of(flag)}): {_help(flag)}" for flag in listed)]
+    return "\n".join(lines) + "\n" if listed else ""
 
 
 def _help(flag: Flag) -> str:

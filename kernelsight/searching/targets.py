@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,16 @@ import numpy as np
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import OK, UNMEASURED, Measured, SpaceArrays
-from kernelsight.searching.gpu_makers import weights
+
+# beginnings of GPU names by maker: the maker's name, its brands, and its model numbers
+_PATTERNS = {
+    "amd": re.compile(r"(amd|radeon|instinct|mi\d|gfx\d|rx\d|w[5-9]\d{3}|wx\d|vega|navi)"),
+    "intel": re.compile(r"(intel|arc[ab]\d|gaudi|pontevecchio|max1\d{3})"),
+    "nvidia": re.compile(
+        r"(nvidia|geforce|quadro|tesla|titan|rtx|gtx|gt\d|gb\d|gh\d|[abhltvpkm]\d{1,4}|dgx|grid|jetson|orin|thor)"
+    ),
+}
+OTHER_MAKER = 0.15
 
 # least candidates of the target that a source must have measured
 LEAST_SHARED = 10
@@ -75,13 +85,13 @@ def target_of(arrays: SpaceArrays, gpu: str, sources: Sequence[str] | None = Non
     matrix = arrays.features.matrix[rows]
     logs = np.column_stack(columns) if used else np.zeros((len(rows), 0))
     medians = np.nanmedian(logs, axis=0) if used else np.zeros(0)
-    failed = weights(gpu, used) @ np.array(fails) if used else np.zeros(len(rows))
+    failed = maker_weights(gpu, used) @ np.array(fails) if used else np.zeros(len(rows))
     complete = filled(logs - medians, matrix)
     if used:  # a candidate that fails on a source is not imputed as fast there
         complete = np.where(np.array(fails).T, np.maximum(complete, 0.0), complete)
     return Target(
         *(arrays.space, gpu, arrays.ids[rows], matrix, arrays.features.regimes[rows], arrays.features.levels[rows]),
-        *(tuple(used), complete, medians, weights(gpu, used), failed, tuple(notes)),
+        *(tuple(used), complete, medians, maker_weights(gpu, used), failed, tuple(notes)),
     )
 
 
@@ -163,3 +173,26 @@ def truth_of(arrays: SpaceArrays, gpu: str, ids: np.ndarray) -> Measured:
     """Return the recorded measurements of a target's candidates, in their order."""
     rows = np.searchsorted(arrays.ids, ids)
     return Measured(*(column[rows] for column in arrays.gpus[gpu]))
+
+
+def maker(name: str) -> str | None:
+    """Guess the maker of a GPU by its name; None where it is not known.
+
+    >>> maker("MI250X"), maker("NVIDIA RTX A4000"), maker("W6600"), maker("a100_sxm"), maker("device 7")
+    ('amd', 'nvidia', 'amd', 'nvidia', None)
+    """
+    key = re.sub(r"[^a-z0-9]", "", name.lower())
+    return next((name for name, pattern in _PATTERNS.items() if pattern.match(key)), None)
+
+
+def maker_weights(gpu: str, sources: Sequence[str]) -> np.ndarray:
+    """Return the prior weights of source GPUs, which sum to 1: less for another maker's.
+
+    >>> maker_weights("A100", ["A4000", "MI250X"]).round(2).tolist()
+    [0.87, 0.13]
+    """
+    gpu_maker = maker(gpu)
+    weight = np.array(
+        [1.0 if gpu_maker is None or maker(name) in (gpu_maker, None) else OTHER_MAKER for name in sources]
+    )
+    return weight / weight.sum() if len(weight) else weight

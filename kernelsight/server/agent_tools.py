@@ -31,8 +31,7 @@ INSTRUCTIONS = """Predicts LLM serving on GPUs: kernel latencies, forward steps,
 Start with `size` (which GPUs, how many), `simulate` (latencies of one deployment under a load) or `predict` (one step,
 kernel by kernel). Answers state a 90 % interval and what they assume: repeat both. Names of GPUs and models: tables
 gpus and models, through `sql`. What an option means is said at `simulate`; options mean the same in every tool."""
-TYPES = {"whole": int, "switch": bool, "yes": bool, "positive": float, "share": float, "not_negative": float}
-TYPES |= {"span": float, "share_or_none": float}
+TYPES = {"whole": int, "number": float, "switch": bool, "yes": bool}
 # the tool whose schema describes the options; in others they have names and types alone
 DESCRIBING = "simulate"
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sizing.daily import Day, Hour, Start, hours_of, instance_hours, start_of
@@ -113,15 +112,8 @@ class Option(NamedTuple):
 def demand_of(
     rate: float | None, confidence: float, margin: float, peak: float, total_gpus: int | None = None
 ) -> Demand:
-    """Return the demand of a rate and its ``peak`` factor, or of ``total_gpus``; InvalidInput: values out of range."""
-    if total_gpus is not None and (isinstance(total_gpus, bool) or not isinstance(total_gpus, int) or total_gpus < 1):
-        raise InvalidInput(f"total_gpus is {total_gpus!r}; give a whole number of GPUs, at least 1.")
-    for name, value, low, high in (("confidence", confidence, 0.5, 0.99), ("margin", margin, 0.0, 0.9)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise InvalidInput(f"{name} is {value!r}; give a share from {low:g} to {high:g}.")
-    if isinstance(peak, bool) or not isinstance(peak, int | float) or not 1.0 <= peak <= 1000.0:
-        raise InvalidInput(f"peak is {peak!r}; give how many times the mean rate the peak is, from 1 to 1,000.")
-    return Demand((rate or ANY_RATE) * peak, float(confidence), float(margin), total_gpus, peak=float(peak))
+    """Return the demand of a rate and its ``peak`` factor, or of ``total_gpus``."""
+    return Demand((rate or ANY_RATE) * peak, confidence, margin, total_gpus, peak=peak)
 
 
 def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s: float | None) -> Demand:

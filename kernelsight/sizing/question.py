@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import rounded
+from kernelsight.scenario.flag import options_of
+from kernelsight.scenario.flag_values import asked_values
 from kernelsight.scenario.flags import ALIASES, LOAD_FLAGS
 from kernelsight.scenario.launch.lines import with_launch_line
 from kernelsight.scenario.load_rules import distribution
@@ -17,7 +19,7 @@ from kernelsight.scenario.plan import normalise
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.stated_flags import object_text, read_flags
 from kernelsight.scenario.units import bytes_per_s_of, count_of, rate_of, seconds_of
-from kernelsight.sizing.candidates import MOST_GPUS, VARIED
+from kernelsight.sizing.candidates import VARIED
 from kernelsight.sizing.daily import DAY_S, day_of, stated_day
 from kernelsight.sizing.decision import Demand, demand_of, with_day
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 # requests/s: every person on earth (8.2 billion, UN World Population Prospects 2024) asking a hundred times a day; and
 # users: one in a thousand of them
 MOST_RATE, MOST_USERS = 1e7, 1e7
-OPTIONAL = {"confidence": 0.9, "margin": 0.0, "peak": 1.0, "max_gpus": MOST_GPUS, "tune": True, "effort": 1}
-MOST_EFFORT = 5
+_OPTIONS = {flag.column: flag for flag in options_of("size_questions")["question"]}
+MOST_EFFORT = int(_OPTIONS["effort"].most)
 
 
 class Question(NamedTuple):
@@ -39,24 +41,24 @@ class Question(NamedTuple):
     flags: Mapping[str, Any]
     gpus: Sequence[str]
     slo: Mapping[str, float]
-    rate: float | None = None
-    users: float | None = None
-    total_gpus: int | None = None
-    peak: float = 1.0
-    hours: Sequence[float] | None = None
-    hours_from: str | None = None
-    startup_s: float | None = None
-    disk_bytes_per_s: float | None = None
-    confidence: float = 0.9
-    margin: float = 0.0
-    prices: Mapping[str, float] = {}
-    electricity_price: float | None = None
-    max_gpus: int = MOST_GPUS
-    search: Mapping[str, Sequence[Any]] = {}
-    tune: bool = True
-    time_limit_s: float | None = None
-    effort: int = 1
-    correction: str | None = None
+    rate: float | None
+    users: float | None
+    total_gpus: int | None
+    peak: float
+    hours: Sequence[float] | None
+    hours_from: str | None
+    startup_s: float | None
+    disk_bytes_per_s: float | None
+    confidence: float
+    margin: float
+    prices: Mapping[str, float]
+    electricity_price: float | None
+    max_gpus: int
+    search: Mapping[str, Sequence[Any]]
+    tune: bool
+    time_limit_s: float | None
+    effort: int
+    correction: str | None
 
     @property
     def objectives(self) -> list[Objective]:
@@ -77,10 +79,7 @@ class Question(NamedTuple):
             day = stated_day(self.hours, self.hours_from)
             demand = demand_of(day.peak, self.confidence, self.margin, self.peak)
             demand = with_day(demand, day, self.startup_s, self.disk_bytes_per_s)
-        price = self.electricity_price
-        if price is not None and not 0.0 <= price < math.inf:
-            raise InvalidInput(f"electricity_price is {price!r}; give dollars a kilowatt-hour, 0 or more.")
-        return demand._replace(electricity_price=price)
+        return demand._replace(electricity_price=self.electricity_price)
 
     @property
     def deployment(self) -> dict[str, Any]:
@@ -102,13 +101,6 @@ class Question(NamedTuple):
         """Raise InvalidInput for values that are out of range, missing, or that sizing varies itself."""
         _ = self.objectives, self.demand
         _refuse_single_tokens(normalise(self.load), self.objectives)
-        limit, most = self.time_limit_s, self.max_gpus
-        if limit is not None and (isinstance(limit, bool) or not 0.0 < limit < math.inf):
-            raise InvalidInput(f"time_limit is {limit!r}; give seconds above 0.")
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise InvalidInput(f"max_gpus is {most!r}; give a whole number of GPUs of one instance, at least 1.")
-        if isinstance(self.effort, bool) or self.effort not in range(1, MOST_EFFORT + 1):
-            raise InvalidInput(f"effort is {self.effort!r}; give a whole number from 1 to {MOST_EFFORT}.")
         if not self.gpus:
             raise InvalidInput("no GPU is given; set --gpus, such as --gpus h100_sxm,h200_sxm.")
         for name in VARIED:
@@ -143,7 +135,7 @@ def question_of(row: Mapping[str, Any]) -> Question:
     2.0
     """
     values = {name: row.get(name) for name in Question._fields}
-    values |= {name: default for name, default in OPTIONAL.items() if values[name] is None}
+    values |= {name: flag.default for name, flag in _OPTIONS.items() if name in values and values[name] is None}
     return Question(
         **values
         | {
@@ -161,42 +153,38 @@ def question_from(
     *,
     gpus: Sequence[str],
     slo: Mapping[str, float],
-    rate: float | str | None = None,
-    requests_per_day: float | str | None = None,
-    users: float | str | None = None,
-    total_gpus: int | None = None,
-    daily_peak: float | str | Path | None = None,
-    startup_seconds: float | str | None = None,
-    disk_rate: float | str | None = None,
-    prices: str | Path | Mapping[str, float] | None = None,
+    search: Mapping[str, Sequence[Any]],
     correction: str | Path | pa.Table | None = None,
-    time_limit: float | None = None,
-    **columns: Any,
+    **arguments: Any,
 ) -> Question:
     """Return the question of ``Session.size``'s arguments, in the units of ``size_questions``.
 
     InvalidInput: no or more than one rate, a value out of range, or a file that cannot be read.
     """
-    _refuse_rate(total_gpus, rate, requests_per_day, users, daily_peak)
-    amount = asked_amount(rate, requests_per_day, users, daily_peak) if total_gpus is None else None
-    day = None if daily_peak is None else day_of(daily_peak, amount)
-    question = Question(
-        {name: value for name, value in flags.items() if value is not None},
-        gpus,
-        slo,
-        rate=amount if users is None else None,
-        users=amount if users is not None else None,
-        total_gpus=total_gpus,
-        hours=day and list(day.amounts),
-        hours_from=day and day.source,
-        startup_s=None if startup_seconds is None else seconds_of(startup_seconds, "--startup-seconds"),
-        disk_bytes_per_s=None if disk_rate is None else bytes_per_s_of(disk_rate, "--disk-rate"),
-        correction=None if correction is None else str(correction) if isinstance(correction, str | Path) else "table",
-        time_limit_s=time_limit,
-        **columns,
-    )
+    asked = asked_values("size_questions", arguments)
+    amounts = asked["rate"], asked["requests_per_day"], asked["users"], asked["daily_peak"]
+    _refuse_rate(asked["total_gpus"], *amounts)
+    amount = asked_amount(*amounts) if asked["total_gpus"] is None else None
+    day = None if asked["daily_peak"] is None else day_of(asked["daily_peak"], amount)
+    startup, disk_rate, users = asked["startup_seconds"], asked["disk_rate"], asked["users"]
+    values = {name: value for name, value in asked.items() if name in Question._fields} | {
+        "rate": amount if users is None else None,
+        "users": amount if users is not None else None,
+        "hours": day and list(day.amounts),
+        "hours_from": day and day.source,
+        "startup_s": None if startup is None else seconds_of(startup, "--startup-seconds"),
+        "disk_bytes_per_s": None if disk_rate is None else bytes_per_s_of(disk_rate, "--disk-rate"),
+        "time_limit_s": asked["time_limit"],
+        "correction": None
+        if correction is None
+        else str(correction)
+        if isinstance(correction, str | Path)
+        else "table",
+        "flags": {name: value for name, value in flags.items() if value is not None},
+    }
+    question = Question(**values | {"gpus": gpus, "slo": slo, "search": search, "prices": {}})
     question.check()
-    return question._replace(prices=read_prices(session, prices))
+    return question._replace(prices=read_prices(session, asked["prices"]))
 
 
 def _refuse_single_tokens(load: Mapping[str, Any], objectives: Iterable[Objective]) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.caches.durable import draft_of, locked, reason
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, extra_missing
 from kernelsight.files.bounded_files import read_text
+from kernelsight.scenario.objectives import interval_columns
 from kernelsight.scenario.plan import give_plan
-from kernelsight.sweeps.intervals import with_intervals
 from kernelsight.sweeps.percentiles import with_percentiles
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kernelsight.scenario.plan import Plan
 
     Connect = Callable[[], Session]
+
+WITH_INTERVALS = ("ttft_mean_ms", "ttft_p99_ms", "tpot_mean_ms", "tpot_p99_ms", "output_throughput")
 
 # most requests and deployments of a partition, whose memory grows with both
 REQUESTS = 1 << 21
@@ -297,3 +299,19 @@ def digest_of(value: Any) -> str:
     True
     """
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def with_intervals(session: Session, summary: pa.Table) -> pa.Table:
+    """Return a summary with both ends of WITH_INTERVALS (``scenario_intervals``); null where no request was served."""
+    import pyarrow as pa
+
+    bounds_of = {
+        (row["scenario_id"], row["metric"]): (row["low"], row["high"])
+        for row in session.table("scenario_intervals").to_pylist()
+    }
+    names = summary["scenario_id"].to_pylist()
+    for figure in WITH_INTERVALS:
+        bounds = [bounds_of.get((name, figure), (None, None)) for name in names]
+        for side, column in enumerate(interval_columns(figure)):
+            summary = summary.append_column(column, pa.array([pair[side] for pair in bounds], pa.float64()))
+    return summary

@@ -1,8 +1,10 @@
 -- Why a deployment cannot run, one sentence per fault: indivisible sizes, unsupported number formats, too little memory
 with facts as (
   select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, plan.usable_bytes, plan.weights_bytes,
-         plan.activations_bytes, plan.graphs_bytes, plan.kv_bytes, plan.capacity_units, plan.memory_units, plan.full_units, plan.window_units, plan.windows_apart,
-         settings.model || coalesce(' with its draft model ' || drafts.model, '') as served, models.layer_count, models.max_positions, models.linear_key_heads, models.linear_value_heads,
+         plan.activations_bytes, plan.graphs_bytes, plan.kv_bytes, plan.capacity_units, plan.memory_units, plan.full_units,
+           plan.window_units, plan.windows_apart,
+         settings.model || coalesce(' with its draft model ' || drafts.model, '') as served, models.layer_count, models.max_positions,
+           models.linear_key_heads, models.linear_value_heads,
          -- the memory of a draft model is counted with its target model
          settings.deployment_id in (select draft_deployment_id from deployment_settings where draft_deployment_id is not null) as is_draft
   from deployment_settings as settings
@@ -53,7 +55,8 @@ from widths where ffn = 'moe' and experts % moe_ep <> 0
 union
 -- vLLM and SGLang reject such a checkpoint, because one scale would span parts of two blocks
 select deployment_id, 'blocks',
-       format('{} is quantised in blocks of 128, but each of {} parts gets {} of {} feed-forward channels, not a multiple of 128; use other parallel sizes',
+       format('{} is quantised in blocks of 128, but each of {} parts gets {} of {} feed-forward channels, '
+          || 'not a multiple of 128; use other parallel sizes',
               model, parts, intermediate // parts, intermediate)
 from widths where format = 'fp8_block' and intermediate % parts = 0 and intermediate // parts % 128 <> 0
 union
@@ -70,7 +73,8 @@ select deployment_id, 'dtype',
 from facts where dtype = 'bf16' and bf16_flops_per_s is null
 union
 select deployment_id, 'model_len',
-       format('max_model_len {} exceeds the {} tokens that {} supports; use at most that, or state how far its RoPE reaches (--max-position-embeddings)',
+       format('max_model_len {} exceeds the {} tokens that {} supports; '
+          || 'use at most that, or state how far its RoPE reaches (--max-position-embeddings)',
               max_model_len, max_positions, model)
 from facts where max_model_len > max_positions
 union
@@ -96,7 +100,8 @@ select deployment_id, 'partial_prefills',
 from facts where max_long_partial_prefills > 0 and long_prefill_token_threshold = 0
 union
 select deployment_id, 'partial_prefills',
-       format('max_long_partial_prefills {} exceeds max_num_partial_prefills {}; use at most that', max_long_partial_prefills, max_num_partial_prefills)
+       format('max_long_partial_prefills {} exceeds max_num_partial_prefills {}; use at most that', max_long_partial_prefills,
+         max_num_partial_prefills)
 from facts where max_num_partial_prefills > 0 and max_long_partial_prefills > max_num_partial_prefills
 union
 select deployment_id, 'batch_wait',
@@ -105,12 +110,14 @@ from facts where batch_wait_timeout_ms > 0 and not async_scheduling
 union
 -- stated capacities of the KV cache do not change whether the weights fit
 select deployment_id, 'memory',
-       format('{} does not fit on {} with tensor-parallel size {}: weights, activations and CUDA graphs take {:.1f} GiB, {:.1f} GiB are usable, so it needs {:.1f} GiB more',
+       format('{} does not fit on {} with tensor-parallel size {}: weights, activations and CUDA graphs take '
+          || '{:.1f} GiB, {:.1f} GiB are usable, so it needs {:.1f} GiB more',
               served, gpu, tp, (weights_bytes + activations_bytes + graphs_bytes) / 1024.0 ** 3, usable_bytes / 1024.0 ** 3, -kv_bytes / 1024.0 ** 3)
 from facts where kv_bytes <= 0 and not is_draft
 union
 select deployment_id, 'kv_cache',
-       format('no KV cache block fits for {} on {}: {:.2f} GiB are left for the cache; use more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype',
+       format('no KV cache block fits for {} on {}: {:.2f} GiB are left for the cache; '
+          || 'use more GPUs, a smaller max_num_batched_tokens, or another kv_cache_dtype',
               served, gpu, kv_bytes / 1024.0 ** 3)
 from facts where kv_bytes > 0 and memory_units = 0 and not is_draft
 union

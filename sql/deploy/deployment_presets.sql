@@ -36,11 +36,13 @@ select
   facts.group_tp * facts.pp as group_gpus,
   case when query_tokens > 1 and draft_max_num_seqs is not null then greatest(draft_max_num_seqs // case when lock_step then dp else 1 end, 1)
        else max_num_seqs * case when seats_per_stage then pp else 1 end end as max_num_seqs,
-  case when lock_step and ranks_divide_budget then greatest(max_num_batched_tokens // dp, 1) else max_num_batched_tokens end as max_num_batched_tokens,
+  case when lock_step and ranks_divide_budget then greatest(max_num_batched_tokens // dp, 1)
+    else max_num_batched_tokens end as max_num_batched_tokens,
   sizes.graph_max_tokens,
   sizes.graph_tokens_per_seat,
   format('{} from {}', presets.engine, presets.from_version) as presets_row,
-  preset_class(sizes.from_version, sizes.min_memory, sizes.memory_unit, sizes.memory_operator, sizes.gpu_like, sizes.min_tp, 'tensor-parallel size') as sizes_row
+  preset_class(sizes.from_version, sizes.min_memory, sizes.memory_unit, sizes.memory_operator, sizes.gpu_like, sizes.min_tp,
+    'tensor-parallel size') as sizes_row
 from facts
 join presets using (deployment_id)
 join sizes using (deployment_id)

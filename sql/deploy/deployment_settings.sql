@@ -41,7 +41,8 @@ pools as (
 proposing as (
   select
     deployment_id,
-    case when num_speculative_tokens > 0 then coalesce(speculative_method, case when draft_deployment_id is null then 'ngram' else 'draft_model' end) end as method
+    case when num_speculative_tokens > 0 then coalesce(speculative_method, case when draft_deployment_id is null then 'ngram'
+      else 'draft_model' end) end as method
   from limits
 )
 select
@@ -67,7 +68,8 @@ select
       as capacity_policy,
     limits.schedule_conservativeness * case when lock_step then rank_conservativeness else 1 end as schedule_conservativeness,
     coalesce(limits.num_speculative_tokens, 0) as num_speculative_tokens,
-    case when limits.num_speculative_tokens > 0 then coalesce(limits.draft_acceptance_rate, usual.acceptance_rate) else 0 end as draft_acceptance_rate,
+    case when limits.num_speculative_tokens > 0 then coalesce(limits.draft_acceptance_rate, usual.acceptance_rate)
+      else 0 end as draft_acceptance_rate,
     proposing.method as speculative_method,
     case when limits.num_speculative_tokens > 0 then limits.draft_deployment_id end as draft_deployment_id,
     -- TensorRT-LLM gathers tokens unless there are more expert ranks than experts per token
@@ -79,14 +81,16 @@ select
     case when coalesce(limits.enforce_eager, false) then 0 else limits.graph_max_tokens end as graph_max_tokens,
     -- what a deployment states holds everywhere
     case when deployments.prompt_graphs is null and limits.prompt_graphs = 'chunk'
-              and (gpus.vendor <> 'nvidia' or limits.pp > 1 or lock_step or limits.num_speculative_tokens > 0 or coalesce(limits.kv_tier, 'none') <> 'none'
+              and (gpus.vendor <> 'nvidia' or limits.pp > 1 or lock_step or limits.num_speculative_tokens > 0
+                or coalesce(limits.kv_tier, 'none') <> 'none'
                    or coalesce(models.kv_lora_rank, models.index_top_k, models.linear_key_heads) is not null)
          then 'none' else limits.prompt_graphs end as prompt_graphs
   ),
   limits.tp * limits.dp // limits.ep as moe_tp,
   limits.ep as moe_ep,
   case limits.sampling when 'random' then 'torch_draw' when 'top_p' then deployment_samplers.sampler end as sampler,
-  case when coalesce(formats.attention_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.attention_format end as attention_format,
+  case when coalesce(formats.attention_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype
+    else formats.attention_format end as attention_format,
   case when coalesce(formats.ffn_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.ffn_format end as ffn_format,
   case when coalesce(formats.expert_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.expert_format end as expert_format,
   formats.activation_scales

@@ -32,7 +32,8 @@ agreed as (
 products as (
   select
     deployment_id,
-    models.layer_count * (case when settings.attention_format = 'fp8' then 2 else 0 end + case when settings.ffn_format = 'fp8' and models.experts is null then 2 else 0 end) as count
+    models.layer_count * (case when settings.attention_format = 'fp8' then 2 else 0 end + case when settings.ffn_format = 'fp8'
+      and models.experts is null then 2 else 0 end) as count
   from deployment_settings as settings
   join models using (model)
   join gpus using (gpu)

@@ -86,15 +86,18 @@ matrices as (
   join (select model, layer_kind, unnest(products) as product from model_layers) as further
     on further.model = settings.model and further.layer_kind = attention.layer_kind
   union all
-  select settings.deployment_id, 'model', 'embedding', 'embedding', 'none', 1, case when models.draft_inputs is null then 1 else 0 end, settings.dtype, ceil(models.vocab / settings.tp)::bigint, models.hidden
+  select settings.deployment_id, 'model', 'embedding', 'embedding', 'none', 1,
+         case when models.draft_inputs is null then 1 else 0 end, settings.dtype, ceil(models.vocab / settings.tp)::bigint, models.hidden
   from deployment_settings as settings join models on models.model = settings.model
   union all
-  select settings.deployment_id, 'model', 'lm_head', 'gemm', 'sampled', 1, case when models.tied_embeddings or models.draft_inputs is not null then 0 else 1 end, settings.dtype,
+  select settings.deployment_id, 'model', 'lm_head', 'gemm',
+         'sampled', 1, case when models.tied_embeddings or models.draft_inputs is not null then 0 else 1 end, settings.dtype,
          ceil(models.vocab / settings.tp)::bigint, models.hidden
   from deployment_settings as settings join models on models.model = settings.model
   union all
   -- not sharded; 16 bits in checkpoints
-  select settings.deployment_id, 'model', 'draft_input_proj', 'gemm', 'tokens', 1, 1, settings.dtype, models.hidden, models.draft_inputs * models.hidden
+  select settings.deployment_id, 'model', 'draft_input_proj', 'gemm', 'tokens', 1, 1,
+         settings.dtype, models.hidden, models.draft_inputs * models.hidden
   from deployment_settings as settings join models on models.model = settings.model where models.draft_inputs is not null
 )
 select

@@ -17,9 +17,11 @@ with asked as (
     deployments.draft_deployment_id,
     deployments.draft_deployment_id is not null and deployments.speculative_method is distinct from 'mtp' as drafts_by_model,
     coalesce(deployments.max_cudagraph_capture_size,
-             least(graph_max_tokens, graph_tokens_per_seat * coalesce(deployments.max_num_seqs, presets.max_num_seqs) * query_tokens)) as captured_batch,
+             least(graph_max_tokens, graph_tokens_per_seat * coalesce(deployments.max_num_seqs, presets.max_num_seqs)
+               * query_tokens)) as captured_batch,
     -- tokens of a step before they are divided between ranks
-    coalesce(deployments.max_num_batched_tokens, presets.max_num_batched_tokens) * case when lock_step and ranks_divide_budget then dp else 1 end as budget
+    coalesce(deployments.max_num_batched_tokens, presets.max_num_batched_tokens) * case when lock_step and ranks_divide_budget then dp
+      else 1 end as budget
   from deployment_presets as presets
   join deployments using (deployment_id)
   join gpus on gpus.gpu = deployments.gpu

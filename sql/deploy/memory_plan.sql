@@ -26,9 +26,11 @@ split as (
     -- residual, hidden and the widest projection of the largest step, in 16 bits, and FP32 logits of the sampled tokens
     -- (larger values than can be simulated are a fault of the deployment, and must not overflow here)
     least(settings.max_num_batched_tokens::double * (4 * models.hidden + widest.width) * 2.0
-      + least(settings.max_num_seqs::double * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0, 1e18) as activations_bytes,
+      + least(settings.max_num_seqs::double * settings.query_tokens, settings.max_num_batched_tokens) * models.vocab / settings.tp * 4.0,
+        1e18) as activations_bytes,
     case when settings.graph_max_tokens > 0 then 1073741824.0 else 0 end as graphs_bytes,
-    layout.full_layers + coalesce(drafts.full_layers, 0) + case when settings.windows_freed then 0 else layout.window_layers + coalesce(drafts.window_layers, 0) end as full_layers,
+    layout.full_layers + coalesce(drafts.full_layers, 0) + case when settings.windows_freed then 0
+      else layout.window_layers + coalesce(drafts.window_layers, 0) end as full_layers,
     case when settings.windows_freed then layout.window_layers + coalesce(drafts.window_layers, 0) else 0 end as window_layers,
     greatest(layout.window_tokens, coalesce(drafts.window_tokens, 0)) as window_tokens,
     layout.full_token_bytes * stages.layer_share + coalesce(drafts.full_token_bytes, 0) as full_token_bytes,
@@ -64,7 +66,8 @@ units as (
     usable_bytes - used_bytes as kv_bytes,
     coalesce(full_layers > 0 and window_layers > 0 and swa_full_tokens_ratio > 0, false) as windows_apart,
     case when window_layers = 0 then least(full_layers, 1) else ceil(full_layers / least(nullif(full_layers, 0), window_layers)) end as full_group,
-    case when window_layers = 0 then 0 else ceil(window_layers / least(window_layers, coalesce(nullif(full_layers, 0), window_layers))) end as window_units,
+    case when window_layers = 0 then 0 else ceil(window_layers / least(window_layers,
+      coalesce(nullif(full_layers, 0), window_layers))) end as window_units,
     -- the last group of each kind is padded with empty layers
     case when least(full_layers, window_layers) > 0 then least(full_layers, window_layers) else full_layers + window_layers end as group_layers,
     ceil(window_tokens / block_size)::bigint + 1 as window_blocks
@@ -75,7 +78,8 @@ sized as (
     * exclude (window_units),
     case when windows_apart then round(swa_full_tokens_ratio * pool_parts()) else coalesce(full_group, 0) end as full_units,
     case when windows_apart then pool_parts() else window_units end as window_units,
-    case when windows_apart then (full_token_bytes + swa_full_tokens_ratio * window_token_bytes) * block_size / round(swa_full_tokens_ratio * pool_parts())
+    case when windows_apart then (full_token_bytes + swa_full_tokens_ratio * window_token_bytes)
+      * block_size / round(swa_full_tokens_ratio * pool_parts())
          else (full_token_bytes + window_token_bytes) / greatest(full_layers + window_layers, 1) * group_layers * block_size end as unit_bytes
   from units
 ),
@@ -84,14 +88,16 @@ counted as (
     *,
     case when unit_bytes > 0 then ceil(sequence_bytes / unit_bytes) else 1 end::bigint as sequence_units,
     greatest(floor(kv_bytes / case when unit_bytes > 0 then unit_bytes else greatest(sequence_bytes, 1) end), 0)::bigint as memory_units,
-    case when stated_tokens is not null then (least(stated_tokens // block_size, 1e12) * units_of_block(full_units, window_units, windows_apart))::bigint
+    case when stated_tokens is not null then (least(stated_tokens // block_size, 1e12)
+      * units_of_block(full_units, window_units, windows_apart))::bigint
          else memory_units end as capacity_units
   from sized
 ),
 longest as (
   select
     *,
-    greatest(units_of_request(full_units, window_units, window_blocks, sequence_units, windows_apart, ceil(max_model_len / block_size)), 1) as longest_units
+    greatest(units_of_request(full_units, window_units, window_blocks, sequence_units, windows_apart, ceil(max_model_len / block_size)),
+      1) as longest_units
   from counted
 )
 select

@@ -14,7 +14,8 @@ with gathers as (
       * expert_tokens * layers.dp * layers.expert_hidden
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
-  join layer_weights as experts on experts.deployment_id = layers.deployment_id and experts.layer_kind = layers.layer_kind and experts.name = 'experts'
+  join layer_weights as experts on experts.deployment_id = layers.deployment_id and experts.layer_kind = layers.layer_kind
+    and experts.name = 'experts'
   join number_formats as formats on formats.format = experts.format
   join step_tokens on step_tokens.deployment_id = layers.deployment_id
   where layers.ffn = 'moe' and layers.dp > 1 and expert_tokens > 0 and (settings.expert_exchange = 'all_gather' or layers.moe_ep = 1)

@@ -1,6 +1,7 @@
 -- All-reduces over the tensor-parallel group: after the embedding, attention and feed-forward, and of the sums of squares of a norm over all heads
 with sums as (
-  select deployment_id, layer_kind, 'attention_all_reduce' as name, count, hidden, tp as group_size from sharded_layers where tp > 1 and attention <> 'none'
+  select deployment_id, layer_kind, 'attention_all_reduce' as name, count, hidden, tp as group_size from sharded_layers where tp > 1
+    and attention <> 'none'
   union all
   -- one FP32 sum for the queries of a token and one for its keys: the size of 4 elements of 2 bytes
   select layers.deployment_id, layers.layer_kind, 'qk_norm_all_reduce', layers.count, 4, layers.tp
@@ -15,7 +16,8 @@ with sums as (
   join deployment_settings as settings using (deployment_id)
   where layers.tp > 1
     and (layers.ffn = 'dense'
-         or (layers.ffn = 'moe' and (layers.dp = 1 or layers.moe_ep = 1 or layers.shared_intermediate > 0 or settings.expert_exchange = 'all_gather')))
+         or (layers.ffn = 'moe' and (layers.dp = 1 or layers.moe_ep = 1 or layers.shared_intermediate > 0
+           or settings.expert_exchange = 'all_gather')))
   union all
   select deployment_id, 'model', 'embedding_all_reduce', 1, any_value(hidden), any_value(tp) from sharded_layers where tp > 1 group by deployment_id
 )

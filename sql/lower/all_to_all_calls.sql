@@ -10,7 +10,8 @@ with exchanges as (
     case when fabrics.kind = 'nvlink' and layers.moe_ep <= least(fabrics.max_gpus, 8) then settings.exchange_kernel end as exchange_kernel
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
-  join layer_weights as experts on experts.deployment_id = layers.deployment_id and experts.layer_kind = layers.layer_kind and experts.name = 'experts'
+  join layer_weights as experts on experts.deployment_id = layers.deployment_id and experts.layer_kind = layers.layer_kind
+    and experts.name = 'experts'
   join number_formats as formats on formats.format = experts.format
   join gpus on gpus.gpu = layers.gpu
   left join fabrics on fabrics.fabric = gpus.link_fabric
@@ -34,7 +35,8 @@ select
   name,
   gpu,
   engine,
-  case when low_latency then replace(name, 'moe', 'deepep_low_latency') when exchange_kernel is not null then replace(name, 'moe', exchange_kernel) end
+  case when low_latency then replace(name, 'moe', 'deepep_low_latency') when exchange_kernel is not null
+    then replace(name, 'moe', exchange_kernel) end
     as implementation,
   -- one-sided kernels were measured with NVFP4 tokens only, with the 16-bit sums that they read counted in NVFP4 bytes
   case when exchange_kernel is null then 'bf16' when name = 'moe_combine' then 'nvfp4' when quantised_bytes < 2 then format else 'bf16' end as format,

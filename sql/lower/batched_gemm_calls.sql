@@ -14,7 +14,8 @@ rows_of_step as (
   select deployment_id, step_shape_id, 'prefill', prefill_requests * prefill_tokens from step_shapes where prefill_requests > 0
 ),
 products as (
-  select deployment_id, step_shape_id, phase, layer_kind, 'q_absorb' as name, gpu, engine, count, heads, m, kv_lora_rank as n, qk_nope_head_dim as k, dtype
+  select deployment_id, step_shape_id, phase, layer_kind, 'q_absorb' as name, gpu, engine, count, heads, m, kv_lora_rank as n,
+    qk_nope_head_dim as k, dtype
   from latent join rows_of_step using (deployment_id) where phase = 'decode' or attention = 'sparse'
   union all
   select deployment_id, step_shape_id, phase, layer_kind, 'v_absorb', gpu, engine, count, heads, m, v_head_dim, kv_lora_rank, dtype

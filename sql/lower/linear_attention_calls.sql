@@ -1,6 +1,7 @@
 -- Kernels of the gated delta net: the short causal convolution, and the delta rule on one state matrix per value head (Yang et al., arXiv 2412.06464)
 with layers as (
-  select sharded_layers.*, models.linear_key_head_dim as key_dim, models.linear_value_head_dim as value_width, models.linear_conv_kernel as taps, settings.dtype
+  select sharded_layers.*, models.linear_key_head_dim as key_dim, models.linear_value_head_dim as value_width,
+    models.linear_conv_kernel as taps, settings.dtype
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model

@@ -3,7 +3,8 @@ with layers as (
   select sharded_layers.*, settings.dtype, settings.moe_backend, weights.math, weights.weight_bits, weights.format, weights.n as expert_rows
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
-  join layer_weights as weights on weights.deployment_id = settings.deployment_id and weights.layer_kind = sharded_layers.layer_kind and weights.name = 'experts'
+  join layer_weights as weights on weights.deployment_id = settings.deployment_id and weights.layer_kind = sharded_layers.layer_kind
+    and weights.name = 'experts'
   where sharded_layers.ffn = 'moe'
 ),
 work as (

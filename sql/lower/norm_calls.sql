@@ -1,22 +1,26 @@
 -- RMS norms over the residual width (fused with the residual addition), query and key heads, and MLA's compressed vectors, and the final norm
 with layers as (
-  select sharded_layers.*, models.norms_per_layer, models.qk_norm, models.q_lora_rank, models.kv_lora_rank, models.attention_output_gate, models.draft_inputs
+  select sharded_layers.*, models.norms_per_layer, models.qk_norm, models.q_lora_rank, models.kv_lora_rank,
+         models.attention_output_gate, models.draft_inputs
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
 ),
 norms as (
-  select deployment_id, layer_kind, 'residual_norm' as name, count * norms_per_layer as count, 1 as rows_per_token, hidden as columns, true as with_residual, coalesce(fused_norm_tokens, 0) as above_tokens
+  select deployment_id, layer_kind, 'residual_norm' as name, count * norms_per_layer as count, 1 as rows_per_token,
+         hidden as columns, true as with_residual, coalesce(fused_norm_tokens, 0) as above_tokens
   from layers where norms_per_layer > 0
   union all
   -- over all heads of several ranks: squares first, and the norm after their all-reduce
-  select layers.deployment_id, layer_kind, 'qk_norm', count * case when qk_norm = 'full' and tp > 1 then 2 else 1 end, case qk_norm when 'head' then heads + kv_heads else 1 end,
+  select layers.deployment_id, layer_kind, 'qk_norm', count * case when qk_norm = 'full' and tp > 1 then 2 else 1 end,
+         case qk_norm when 'head' then heads + kv_heads else 1 end,
          case qk_norm when 'head' then head_dim else (heads + kv_heads) * head_dim end, false, 0
   from layers
   join engine_fusions as fusions on fusions.engine = layers.engine and fusions.operation = 'qk_norm' and fusions.launched
   where qk_norm <> 'none' and attention in ('full', 'sliding')
   union all
-  select deployment_id, layer_kind, 'q_a_norm', count, 1, q_lora_rank, false, 0 from layers where attention in ('mla', 'sparse') and q_lora_rank is not null
+  select deployment_id, layer_kind, 'q_a_norm', count, 1, q_lora_rank, false, 0
+  from layers where attention in ('mla', 'sparse') and q_lora_rank is not null
   union all
   select deployment_id, layer_kind, 'kv_a_norm', count, 1, kv_lora_rank, false, 0 from layers where attention in ('mla', 'sparse')
   union all

@@ -5,7 +5,8 @@ with inputs as (
     case when weights.name in ('o_proj', 'out_proj') then 'quantize_attention'
          when weights.name in ('down_proj', 'shared_down_proj') then 'quantize_activation'
          else 'quantize_hidden' end as operation,
-    case when weights.name like 'shared_%' then 'shared_' when weights.name in ('gate_up_proj', 'up_proj', 'down_proj') then 'ffn_' else 'attention_' end as place
+    case when weights.name like 'shared_%' then 'shared_' when weights.name in ('gate_up_proj', 'up_proj', 'down_proj') then 'ffn_'
+      else 'attention_' end as place
   from layer_weights as weights
   where weights.family = 'gemm' and weights.quantizes_activations and weights.rows_from = 'tokens'
 )
@@ -32,4 +33,5 @@ join engine_fusions as fusions
  and is_of_versions(layers.engine_version, fusions.from_version, fusions.before_version)
 join step_tokens on step_tokens.deployment_id = inputs.deployment_id
 where step_tokens.tokens > 0
-  and not (inputs.operation = 'quantize_hidden' and (inputs.format = 'nvfp4' or settings.activation_scales = 'static') and step_tokens.tokens <= coalesce(layers.fused_norm_tokens, 0))
+  and not (inputs.operation = 'quantize_hidden' and (inputs.format = 'nvfp4' or settings.activation_scales = 'static')
+    and step_tokens.tokens <= coalesce(layers.fused_norm_tokens, 0))

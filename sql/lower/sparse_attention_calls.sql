@@ -14,7 +14,8 @@ decodes as (
 ),
 chunks as (
   -- a decode is a chunk of one token plus its draft tokens
-  select deployment_id, step_shape_id, 'indexer' as name, 'decode' as phase, decode_requests as requests, query_tokens as new_tokens, decode_context as cached
+  select deployment_id, step_shape_id, 'indexer' as name, 'decode' as phase, decode_requests as requests, query_tokens as new_tokens,
+    decode_context as cached
   from decodes where decode_requests > 0 and decode_context is not null
   union all
   select deployment_id, step_shape_id, 'sparse_mla', 'decode', decode_requests, query_tokens, decode_window_context

@@ -10,6 +10,7 @@ create macro is_like(device, words, unlike) as
   and len(list_filter(string_split(coalesce(unlike, ''), ' '), lambda word: word <> '' and contains(device, word))) = 0;
 create macro preset_class(version, min_memory, unit, operator, words, least, what) as
   concat('from ', version,
-         case when min_memory > 0 then format(', GPUs of {} {:,} {}', case operator when '>' then 'more than' else 'at least' end, min_memory::bigint, unit) else '' end,
+         case when min_memory > 0 then format(', GPUs of {} {:,} {}', case operator when '>' then 'more than' else 'at least' end,
+           min_memory::bigint, unit) else '' end,
          case when words = '*' then '' else ' (' || words || ')' end,
          case when least > 1 then format(', {} {} or more', what, least) else '' end);

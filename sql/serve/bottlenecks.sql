@@ -33,7 +33,8 @@ limits as (
     held.replica,
     held."window",
     arg_max(gains.resource, (gains.throughput_gain, gains.resource)) as held_by,
-    arg_max(gains.resource, (gains.e2e_gain, gains.resource)) filter (gains.resource in ('prefill compute', 'decode bandwidth', 'link', 'host')) as slowed_by
+    arg_max(gains.resource, (gains.e2e_gain, gains.resource))
+      filter (gains.resource in ('prefill compute', 'decode bandwidth', 'link', 'host')) as slowed_by
   from held
   join gains
     on gains.scenario_id = held.scenario_id
@@ -54,11 +55,14 @@ select
   held.end_s,
   case when held.steps = 0 then 'arrivals' else limits.held_by end as "limit",
   limits.slowed_by,
-  format('{:.1f} running of {} seats, {:.1f} waiting, KV cache {:.0f} % full, steps {:.0f} % of the time', running_mean, seats, waiting_mean, 100 * kv_share_mean, 100 * busy_share) as evidence,
+  format('{:.1f} running of {} seats, {:.1f} waiting, KV cache {:.0f} % full, steps {:.0f} % of the time', running_mean, seats,
+    waiting_mean, 100 * kv_share_mean, 100 * busy_share) as evidence,
   case "limit"
     when 'arrivals' then 'nothing: requests are served as they arrive, and more could be'
-    when 'prefill compute' then 'a GPU with more FLOP/s, fewer bits a weight, tensor parallelism, more replicas; prefix caching where prompts share a prefix'
-    when 'decode bandwidth' then 'a GPU with more memory bandwidth, fewer bits a weight or cached key, tensor parallelism; larger batches where latency allows'
+    when 'prefill compute'
+      then 'a GPU with more FLOP/s, fewer bits a weight, tensor parallelism, more replicas; prefix caching where prompts share a prefix'
+    when 'decode bandwidth'
+      then 'a GPU with more memory bandwidth, fewer bits a weight or cached key, tensor parallelism; larger batches where latency allows'
     when 'link' then 'a lower tensor_parallel_size, or GPUs with faster links'
     when 'host' then 'CUDA graphs up to the batch that runs, asynchronous scheduling, a newer engine, a faster CPU'
     when 'KV cache' then 'kv_cache_dtype fp8, more gpu_memory_utilization, GPUs with more memory, a higher tensor_parallel_size'

@@ -8,6 +8,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from kernelsight.catalog.tables import contracts
+
 ROOT = Path(__file__).resolve().parents[2]
 DUCKDB_TYPES = {"string": "VARCHAR", "int64": "BIGINT", "float64": "DOUBLE", "bool": "BOOLEAN"}
 
@@ -128,7 +130,7 @@ def test_header_is_the_contract(table):
 def test_rows_keep_the_contract(table):
     facts = load(table).to_arrow_table()  # noqa: F841 - DuckDB finds it by its name
     columns = contract(table)["columns"]
-    rules = [f"({column['check']})" for column in columns if "check" in column]
+    rules = [f"coalesce({column.check}, true)" for column in contracts()[table].columns if column.check]
     rules += [f"{column['name']} is not null" for column in columns if not column.get("nullable")]
     for rule in rules:
         assert duckdb.sql(f"select {columns[0]['name']} from facts where ({rule}) is not true").fetchall() == [], rule

@@ -23,7 +23,7 @@ from kernelsight.choices.candidates import (
 from kernelsight.choices.choices import LEAST_LEVELS, REPEATED, SIGMAS, Contrasts, choice_candidates, contrasts
 from kernelsight.choices.contrasts import Candidates
 from kernelsight.choices.inputs import candidates_like, choice_of
-from kernelsight.choices.plan import budget_of, plan, planned_rows, suite_of_plan
+from kernelsight.choices.shapes_to_measure import budget_of, plan, planned_rows, suite_of_plan
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.measure.suite import suite_of

@@ -210,12 +210,6 @@ def test_warm_ups_are_beside_the_measured_requests_however_many(simulated):
     assert (warm["requests"], plain["requests"]) == (6, 6) and warm["steps"] > plain["steps"]
 
 
-def test_two_launch_lines_are_refused(refusal):
-    lines = ("--launch", "vllm serve Qwen/Qwen3-0.6B", "--launch", "vllm serve Qwen/Qwen3-8B")
-    for verb in ("simulate", "predict", "size", "compare"):
-        assert refusal(verb, *lines).startswith("--launch is given twice; give one line, which states one deployment;")
-
-
 def test_a_closed_loop_is_one_for_all_replicas(simulated):
     # one request at a time, whatever the number of replicas
     one, two = simulated["alone"], simulated["alone, 2 replicas"]
@@ -233,58 +227,3 @@ def test_a_prefix_lengthens_the_prompts(simulated):
 def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time(simulated, length):
     found = simulated[f"prefix of {length}"]
     assert found["prefix_cache_hit_rate"] == pytest.approx(4 * PREFIXES[length] / (6 * (64 + length)))
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            (*LENGTHS, *RAMP_UP, "--request-rate", 3),
-            "request_rate and a ramp-up are both set. Remove one or the other.",
-        ),
-        ((*LENGTHS, *RAMP_UP[:4]), "the ramp-up is missing ramp_up_end_rps. Set all of its flags, or none."),
-        ((*LENGTHS, *RAMP_UP, "--ramp-up-end-rps", 0), "ramp_up_end_rps is 0.0; give a finite number above 0."),
-        (
-            (*LENGTHS, *RAMP_UP, "--ramp-up-start-rps", 1e-300),
-            "ramp_up_start_rps 1e-300 spreads 6 requests over more than 30 years; give a higher rate.",
-        ),
-        (
-            (*LENGTHS, "--request-rate", 3, "--lengths-from", "day.csv"),
-            "input_len, output_len cannot be used with empirical lengths. Remove one or the other.",
-        ),
-        (
-            ("--request-rate", 3, "--num-prompts", 3, "--lengths-from", "/nowhere.csv"),
-            "trace /nowhere.csv: the file does not exist. Give the path to a readable trace file.",
-        ),
-        (
-            ("--request-rate", 3, "--lengths-from", "day.csv"),
-            "a synthetic workload needs --num-prompts; set them, or use --trace FILE.",
-        ),
-        ((*LENGTHS, "--request-rate", 3, "--output-len-cv", -1), "output_len_cv is -1.0; give a finite number above"),
-        ((*LENGTHS, "--request-rate", 3, "--prefix-len", -1), "prefix_len is -1; give a whole number of at least 0."),
-        ((*LENGTHS, "--request-rate", 3, "--num-turns", 0), "num_turns is 0; give a whole number of at least 1."),
-        (
-            (*LENGTHS, "--request-rate", 3, "--num-turns", 2, "--think-time", -1),
-            "think_time_s is -1.0; give a number from 0 to 1e+09.",
-        ),
-        (
-            (*LENGTHS, "--request-rate", 3, "--think-time", 1),
-            "think_time_s is set, but conversations have one turn. Set num_turns, or leave think_time_s unset.",
-        ),
-        (
-            (*LENGTHS, "--request-rate", 3, "--router", "least_loaded", "--router-cache-threshold", 0.2),
-            "router_cache_threshold is set, but the router is not prefix_aware. Set router to prefix_aware, or remove "
-            "the threshold.",
-        ),
-        (
-            (*LENGTHS, "--request-rate", 3, "--router", "prefix_aware", "--router-balance-rel-threshold", 0.5),
-            "router_balance_rel_threshold is 0.5; give a number from 1 to 1e+09.",
-        ),
-        (
-            (*LENGTHS, "--request-rate", 3, "--length-distribution", "normal"),
-            "argument --length-distribution: invalid choice: 'normal'",
-        ),
-    ],
-)
-def test_loads_that_are_refused(words, sentence, refusal):
-    assert refusal(*SIMULATE, *words).startswith(sentence)

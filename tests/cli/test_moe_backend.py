@@ -34,9 +34,3 @@ def test_a_kernel_measured_on_one_layer_that_is_unlike_others_takes_the_constant
 def test_experts_in_mxfp4_run_what_was_measured_in_mxfp4(command) -> None:
     row = experts(command(*STEP, "--engine", "trtllm"))
     assert row["evidence"] == "sweep of h200_sxm: triton_kernels_moe"
-
-
-def test_an_unknown_kernel_is_refused_with_the_nearest(command) -> None:
-    answer = command(*STEP, "--moe-backend", "marlin")
-    assert answer.status == 2
-    assert "unknown moe_backend 'marlin'. Did you mean marlin_moe or vllm_marlin_int4_moe?" in answer.err

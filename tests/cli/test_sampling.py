@@ -42,7 +42,3 @@ def test_a_sort_of_many_rows_takes_what_was_published(sampled_us) -> None:
     many, few = sampled_us["0.11.1", 512], [sampled_us["0.11.1", batch] for batch in (32, 96)]
     assert many == pytest.approx(57.6e3 * 512 * 151_936 / (2048 * 131_072), rel=0.12)
     assert few[1] - few[0] == pytest.approx(64 * 21.0, rel=0.25)
-
-
-def test_a_sampling_that_does_not_exist_is_refused(command) -> None:
-    assert "--sampling" in command(*STEP, "--sampling", "nucleus").err

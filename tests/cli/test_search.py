@@ -143,7 +143,7 @@ def test_searches_are_tables_of_a_session(space):
         (("--gpu", "two", "--sources", "two"), "GPU 'two' is searched for, so it cannot be a source"),
         (("--gpu", "two", "--sources", "on"), "unknown source GPU 'on'. Did you mean one?"),
         (("--gpu", "two", "--kernel", "mode"), "unknown search space 'mode'; use made."),
-        (("--gpu", "two", "--minutes", "0"), "the budget is 0 s of measuring; give a finite time above 0."),
+        (("--gpu", "two", "--minutes", "0"), "--minutes is 0.0; give a finite number above 0."),
         (("--gpu", "two", "--anchor", "x=1"), "the anchor 'x=1' is no candidate of 'made'; give the id of one."),
         (("--gpu", "two", "--resume"), "--resume needs -o FILE.duckdb"),
         (

@@ -53,10 +53,10 @@ def test_plan_counts_what_is_measured_and_writes_a_suite(path: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("verb", "words", "sentence"),
     [
-        ("choose", ["--tolerance", "nan"], "--tolerance is nan; give a fraction of 0 or more"),
+        ("choose", ["--tolerance", "nan"], "--tolerance is nan; give a finite number, 0 or more"),
         ("choose", ["--calls", "none.parquet"], "none.parquet does not exist"),
         ("plan", [], "search plan needs -o FILE"),
-        ("plan", ["--budget", "2", "-o", "x.json"], "--budget is 2; give the share of shapes to measure"),
+        ("plan", ["--budget", "2", "-o", "x.json"], "--budget is 2.0; give a number above 0 and at most 1"),
     ],
 )
 def test_flags_that_say_nothing_are_refused(

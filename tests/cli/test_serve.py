@@ -14,23 +14,6 @@ from kernelsight.server.start import listening_socket
 DEPLOYMENT = ["--model", "qwen3-0.6b", "--gpu", "l4"]
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--speed", "0"], "--speed is 0.0; give a number above 0"),
-        (["--speed", "nan"], "--speed is nan"),
-        (["--range-ratio", "1.5"], "--range-ratio is 1.5; give a share above 0 and up to 1"),
-        (["--port", "65536"], "--port is 65536; give 0 to 65535"),
-        (["--output-len", "0"], "--output-len is 0; give 1 to 1,000,000"),
-        (["--max-waiting-requests", "0"], "--max-waiting-requests is 0"),
-        (["--seed", "-1"], "--seed is -1; give a whole number of at least 0"),
-    ],
-)
-def test_words_that_cannot_be_used(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    assert main(["serve", *DEPLOYMENT, *words]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("verb, package", [("serve", "uvicorn"), ("mcp", "mcp")])
 def test_packages_that_are_not_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str, package: str

@@ -247,54 +247,6 @@ def test_files_that_are_no_trace(refusal, tmp_path):
         assert words in refusal(*SIMULATE, "--trace", path)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            LENGTHS,
-            "no workload is given; use --trace FILE, or --request-rate R or --max-concurrency C with "
-            "--num-prompts, --input-len and --output-len.",
-        ),
-        (
-            ("--request-rate", 3),
-            "a synthetic workload needs --num-prompts, --input-len, --output-len; set them, or use --trace FILE.",
-        ),
-        (
-            ("--trace", "t.csv", "--request-rate", 3),
-            "--trace has its own arrivals and lengths; remove --request-rate.",
-        ),
-        ((*OPEN, "--request-rate", 0), "request_rate is 0.0; give a finite number above 0."),
-        ((*OPEN, "--request-rate", -1), "request_rate is -1.0; give a finite number above 0."),
-        ((*OPEN, "--request-rate", "nan"), "request_rate is nan; give a finite number above 0."),
-        ((*OPEN, "--burstiness", "inf"), "burstiness is inf; give a finite number above 0."),
-        ((*OPEN, "--request-rate=-inf"), "request_rate is -inf; give a finite number above 0."),
-        (
-            (*OPEN, "--request-rate", 1e-300),
-            "request_rate 1e-300 spreads 6 requests over more than 30 years; give a higher rate.",
-        ),
-        ((*OPEN, "--num-prompts", 0), "num_prompts is 0; give a whole number of at least 1."),
-        ((*OPEN, "--isl", -5), "input_len is -5; give a whole number of at least 1."),
-        ((*OPEN, "--osl", 0), "output_len is 0; give a whole number of at least 1."),
-        ((*OPEN, "--range-ratio", 0), "range_ratio is 0.0; give a number above 0 and at most 1."),
-        ((*OPEN, "--burstiness", "nan"), "burstiness is nan; give a finite number above 0."),
-        ((*OPEN, "--seed", -1), "seed is -1; give a whole number of at least 0."),
-        ((*LENGTHS, "--max-concurrency", 0), "max_concurrency is 0; give a whole number of at least 1."),
-        (
-            (*OPEN, "--goodput", "ttft"),
-            "--goodput 'ttft' is not valid; give ttft:MS, tpot:MS or e2el:MS with a positive number.",
-        ),
-        ((*OPEN, "--goodput", "ttft:1", "ttft:2"), "--goodput has ttft twice; give it once."),
-        ((*OPEN, "-tp", 3), "qwen3-0.6b has 16 attention heads, not divisible by tensor-parallel size 3"),
-        (
-            (*OPEN, "--max-num-batched-tokens", 8),
-            "max_num_batched_tokens 8 is less than max_num_seqs 256",
-        ),
-    ],
-)
-def test_loads_and_settings_that_are_refused(words, sentence, refusal):
-    assert refusal(*SIMULATE, *words).startswith(sentence)
-
-
 def test_a_load_that_no_memory_holds(refusal):
     assert (
         refusal(*SIMULATE, *OPEN, "--num-prompts", 2**52, "--request-rate", 1e15, status=1)
@@ -376,20 +328,6 @@ def test_a_gpu_name_that_leaves_the_board_open_is_assumed_aloud(command):
     answer = command("simulate", "--model", "qwen3-0.6b", "--gpu", "H100", *load).json
     assert answer["gpu"] == "h100_sxm"
     assert answer["assumed"][0].startswith("H100 is read as h100_sxm: the SXM5 board with 80 GB is assumed")
-
-
-def test_an_option_of_an_engine_is_explained(refusal):
-    assert refusal(*SIMULATE, "--trust-remote-code") == (
-        "--trust-remote-code is an option of vllm that does not change times; leave it out, or give the whole line to "
-        "--launch."
-    )
-    assert refusal(*SIMULATE, "--mem-fraction-static", "0.9") == (
-        "--mem-fraction-static is an option of sglang, called --gpu-memory-utilization here; use that, or give the "
-        "whole line to --launch."
-    )
-    called = "called --enable-expert-parallel here; use that, or give the whole line to --launch."
-    assert refusal(*SIMULATE, "--ep", "8") == f"--ep is an option of sglang, {called}"
-    assert refusal(*SIMULATE, "--engine", "trtllm", "--ep", "8") == f"--ep is an option of trtllm, {called}"
 
 
 def test_a_scenario_of_which_no_request_is_served_ends_with_status_2(command):

@@ -91,12 +91,6 @@ def test_a_time_limit_answers_with_what_was_found(command: Any) -> None:
     )
 
 
-def test_a_value_that_is_none_is_refused_with_what_to_write(command: Any) -> None:
-    found = command(*SIZE, *LIMITS[:4], *ASKED, "--search", "max_num_batched_tokens=default,512")
-    assert found.status == 2 and found.out == ""
-    assert "max_num_batched_tokens is 'default'; give a whole number of at least 1, or none, which leaves" in found.err
-
-
 @pytest.mark.whole
 def test_gpus_of_a_file_are_searched(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "own.json"
@@ -104,32 +98,3 @@ def test_gpus_of_a_file_are_searched(command: Any, tmp_path: Path) -> None:
     words = (*SIZE[:4], f"l4,{path}", *SIZE[5:], *LIMITS, "--rate", "30", "--slo", "ttft_p95:150")
     answer = command(*words, "--prices", "l4=1,l4_wide=9", "--format", "json").json
     assert {row["gpu"] for row in answer["rows"]} == {"l4", "l4_wide"} and answer["chosen"]["gpu"] == "l4"
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ("--rate", "3"),
-            "size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.",
-        ),
-        (("--rate", "3", "--slo", "ttft:5"), "unknown metric of --slo 'ttft'."),
-        (("--rate", "nan", "--slo", "ttft_p95:150"), "--rate is nan; give a finite number above 0."),
-        (
-            ("--requests-per-day", "0", "--slo", "ttft_p95:150"),
-            "--requests-per-day is 0; give a finite number above 0.",
-        ),
-        (
-            (*ASKED, "--search", "max_num_seqs"),
-            "--search 'max_num_seqs' is not FLAG=V1,V2; give values, such as max_num_seqs=64,128.",
-        ),
-        (
-            (*ASKED, "--search", "block_size=16", "block-size=32"),
-            "--search has block_size twice; give all its values at once.",
-        ),
-    ],
-)
-def test_words_that_are_wrong(command: Any, words: tuple[str, ...], sentence: str) -> None:
-    found = command(*SIZE, *words)
-    assert found.status == 2 and found.out == ""
-    assert found.err.startswith(f"kernelsight: {sentence}")

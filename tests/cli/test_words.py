@@ -21,43 +21,6 @@ START = (sys.executable, "-m", "kernelsight")
 MANY = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4", "--request-rate", "1e5", "--isl", "100", "--osl", "100")
 
 
-def test_no_verb_is_refused(refusal):
-    assert refusal() == "the following arguments are required: VERB; `kernelsight --help` shows the flags."
-
-
-@pytest.mark.parametrize(
-    ("words", "nearest"),
-    [
-        (("simulat", "--gpu", "l4"), "unknown verb 'simulat'. Did you mean simulate?"),
-        (("forecast",), "unknown verb 'forecast'. Did you mean search forecast or predict?"),
-        (("calibrate", "fitt", "-o", "x"), "unknown verb 'calibrate fitt'. Did you mean calibrate fit"),
-        (("help", "prdict"), "unknown verb 'prdict'. Did you mean predict"),
-        (("zzz",), "unknown verb 'zzz'."),
-    ],
-)
-def test_a_misspelt_verb_gets_the_nearest_ones(words, nearest, refusal):
-    sentence = refusal(*words)
-    assert sentence.startswith(nearest) and sentence.endswith("`kernelsight --help` lists them.")
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("gpus",), "unknown verb 'gpus'. It is a table: kernelsight tables gpus."),
-        (("whatif",), "unknown verb 'whatif'. Use sweep."),
-        (("capacity", "--gpu", "l4"), "unknown verb 'capacity'. Use size, or sweep --find-rate."),
-        (("simulate", "--users", "3"), "unknown flag '--users'. It is a flag of size; here it is --max-concurrency."),
-    ],
-)
-def test_a_word_of_another_verb_or_tool_gets_the_one_that_is_meant(words, sentence, refusal):
-    assert refusal(*words) == sentence
-
-
-@pytest.mark.parametrize("words", [("--api-key", "s3cr3t", "simulate"), ("--api-key=s3cr3t",)])
-def test_a_flag_before_the_verb_is_refused_without_its_value(words, refusal):
-    assert refusal(*words) == "--api-key stands before the verb; give the verb first, such as `kernelsight simulate`."
-
-
 @pytest.mark.parametrize("words", [(), ("predict",), ("calibrate",), ("calibrate", "fit")])
 def test_help_of_a_verb_is_what_its_flag_shows(words, command):
     answer = command("help", *words)
@@ -75,20 +38,6 @@ def test_help_has_everyday_flags_and_help_all_has_every_flag(command, monkeypatc
         assert (f"  {flag.options[0]}" in short) == flag.everyday
     hidden = whole.count("\n  -") - short.count("\n  -")
     assert short.endswith(f"\n--help-all shows {hidden} more flags.\n")
-
-
-def test_a_misspelt_flag_gets_the_nearest_ones(refusal):
-    sentence = refusal("predict", "--gpu", "l4", "--batch-siz", 3)
-    assert sentence.startswith("unknown flag '--batch-siz'. Did you mean --batch-size")
-    assert sentence.endswith("`kernelsight predict --help` lists them.")
-
-
-def test_a_word_too_many_is_refused(refusal):
-    assert refusal("tables", "gpus", "models").startswith("unknown argument 'models'.")
-
-
-def test_a_flag_is_not_completed_from_its_beginning(refusal):
-    assert refusal("predict", "--gpu", "l4", "--phas", "decode").startswith("unknown flag '--phas'.")
 
 
 @pytest.mark.parametrize("verb", ["tables", "explain", "sql", "predict", "simulate"])

@@ -27,71 +27,65 @@ def finished(*rows, **stated):
     return made, {rule: n for rule, (n, _, _) in found.faults.counted.items() if rule != "ttft_clock_unknown"}
 
 
-def test_a_negative_duration_is_excluded_and_counted():
-    made, faults = finished({}, {"ttft_ms": -3.0}, {"queue_ms": -1e-9})
-    assert faults == {"negative_duration": 2, "no_latency": 2}
-    assert made["e2e_ms"].to_list() == [60.0, None, None]
+WARM = [{"arrival_s": 0.01, "status": "warmup"}] + [{"arrival_s": 1.0 + n} for n in range(5)]
+# rows of a log, the number of rows by rule, and columns of what is left
+CASES = [
+    (
+        [{}, {"ttft_ms": -3.0}, {"queue_ms": -1e-9}],
+        {"negative_duration": 2, "no_latency": 2},
+        {"e2e_ms": [60.0, None, None]},
+    ),
+    ([{}, {"e2e_ms": float("nan")}], {"not_finite": 1, "no_latency": 1}, {"e2e_ms": [60.0, None]}),
+    ([{}, {"e2e_ms": float("inf")}], {"not_finite": 1, "no_latency": 1}, {"e2e_ms": [60.0, None]}),
+    ([{}, {"e2e_ms": 1e15}], {"not_finite": 1, "no_latency": 1}, {"e2e_ms": [60.0, None]}),
+    (
+        [{"cached_tokens": 10}, {"cached_tokens": 11}, {"cached_tokens": -1}],
+        {"cached_above_prompt": 2},
+        {"cached_tokens": [10, None, None], "ttft_ms": [20.0] * 3},
+    ),
+    # of repeated ids the one that succeeded stays; turns of one conversation may share an id
+    (
+        [{"external_id": "a", "status": "error"}, {"external_id": "a", "e2e_ms": 70.0}, {"external_id": "b"}, {}],
+        {"duplicate_id": 1},
+        {"e2e_ms": [70.0, 60.0, 60.0]},
+    ),
+    ([{"external_id": "a", "turn": 0}, {"external_id": "a", "turn": 1}], {}, {"e2e_ms": [60.0, 60.0]}),
+    (
+        [{}, {"status": "error"}, {"status": "cancelled"}, {"status": "warmup"}],
+        {"failed": 1, "cancelled": 1, "warmup": 1},
+        {"e2e_ms": [60.0, None, None, 60.0]},
+    ),
+    ([{}, {"output_tokens": 0}], {"no_output": 1}, {"error": [None, "no output"], "status": ["ok", "error"]}),
+    # a failure keeps its load where its length is known
+    (
+        [{}, {"status": "error"}, {"status": "error", "prompt_tokens": None}],
+        {"failed_without_length": 1, "failed": 1},
+        {"prompt_tokens": [10, 10]},
+    ),
+    ([{}, {"prompt_tokens": 0}], {"no_prompt_tokens": 1}, {"prompt_tokens": [10]}),
+    (
+        [{}, {"e2e_ms": None, "tpot_ms": 10.0}, {"output_tokens": 1, "e2e_ms": 20.0}],
+        {},
+        {"tpot_ms": [10.0, 10.0, None], "e2e_ms": [60.0, 60.0, 20.0]},
+    ),
+    ([{}, {"ttft_ms": 61.0}], {"order_of_times": 1}, {"tpot_ms": [10.0, None]}),
+    (
+        [{"arrival_s": 3.0, "sent_s": 3.5}, {"arrival_s": 1.0, "sent_s": 4.0}, {"arrival_s": 2.0}],
+        {},
+        {"arrival_s": [2.0, 3.0, 1.0], "sent_s": [2.0, 3.5, 4.0], "request_id": [0, 1, 2]},
+    ),
+]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e15])
-def test_what_is_not_finite_is_excluded(value):
-    made, faults = finished({}, {"e2e_ms": value})
-    assert faults == {"not_finite": 1, "no_latency": 1} and made["e2e_ms"][1] is None
+@pytest.mark.parametrize(("rows", "counted", "columns"), CASES)
+def test_what_a_rule_excludes_is_counted_and_the_rest_is_left(rows, counted, columns):
+    made, faults = finished(*rows)
+    assert faults == counted and {name: made[name].to_list() for name in columns} == columns
 
 
-def test_more_cached_than_prompt_unsets_the_cached_tokens_alone():
-    made, faults = finished({"cached_tokens": 10}, {"cached_tokens": 11}, {"cached_tokens": -1})
-    assert faults == {"cached_above_prompt": 2}
-    assert made["cached_tokens"].to_list() == [10, None, None] and made["ttft_ms"].null_count() == 0
-
-
-def test_of_repeated_ids_the_one_that_succeeded_stays():
-    retried = {"external_id": "a", "status": "error"}
-    made, faults = finished(retried, {"external_id": "a", "e2e_ms": 70.0}, {"external_id": "b"}, {})
-    assert faults == {"duplicate_id": 1}
-    assert made["e2e_ms"].to_list() == [70.0, 60.0, 60.0]
-    # turns of one conversation may share an id
-    assert finished({"external_id": "a", "turn": 0}, {"external_id": "a", "turn": 1})[1] == {}
-
-
-def test_failures_have_no_latencies_and_warmups_have():
-    made, faults = finished({}, {"status": "error"}, {"status": "cancelled"}, {"status": "warmup"})
-    assert faults == {"failed": 1, "cancelled": 1, "warmup": 1}
-    assert made["e2e_ms"].to_list() == [60.0, None, None, 60.0]
-
-
-def test_a_success_without_output_is_none():
-    made, faults = finished({}, {"output_tokens": 0})
-    assert faults == {"no_output": 1} and made["error"][1] == "no output" and made["status"][1] == "error"
-
-
-def test_a_failure_keeps_its_load_where_its_length_is_known():
-    made, faults = finished({}, {"status": "error"}, {"status": "error", "prompt_tokens": None})
-    assert made.height == 2 and faults == {"failed_without_length": 1, "failed": 1}
-    assert finished({}, {"prompt_tokens": 0})[1] == {"no_prompt_tokens": 1}
-
-
-def test_what_two_latencies_imply():
-    made, _ = finished({}, {"e2e_ms": None, "tpot_ms": 10.0}, {"output_tokens": 1, "e2e_ms": 20.0})
-    assert made["tpot_ms"].to_list() == [10.0, 10.0, None] and made["e2e_ms"].to_list() == [60.0, 60.0, 20.0]
-
-
-def test_a_ttft_longer_than_the_e2e_is_noted():
-    made, faults = finished({}, {"ttft_ms": 61.0})
-    assert faults == {"order_of_times": 1} and made["tpot_ms"].to_list() == [10.0, None]
-
-
-def test_order_of_sending():
-    made, _ = finished({"arrival_s": 3.0, "sent_s": 3.5}, {"arrival_s": 1.0, "sent_s": 4.0}, {"arrival_s": 2.0})
-    assert made["arrival_s"].to_list() == [2.0, 3.0, 1.0] and made["sent_s"].to_list() == [2.0, 3.5, 4.0]
-    assert made["request_id"].to_list() == [0, 1, 2]
-
-
-def test_rates_are_compared_without_warmups():
-    rows = [{"arrival_s": 0.01, "status": "warmup"}] + [{"arrival_s": 1.0 + n} for n in range(5)]
-    assert finished(*rows, requested_rate=1.0)[1] == {"warmup": 1}
-    assert finished(*rows, requested_rate=0.3)[1] == {"warmup": 1, "rate_not_reached": 5}
-    assert finished(*rows, requested_rate=1.03)[1] == {"warmup": 1}, "five requests are a rate by chance"
+@pytest.mark.parametrize(("rate", "not_reached"), [(1.0, {}), (0.3, {"rate_not_reached": 5}), (1.03, {})])
+def test_rates_are_compared_without_warmups_and_beyond_chance(rate, not_reached):
+    assert finished(*WARM, requested_rate=rate)[1] == {"warmup": 1} | not_reached
 
 
 def test_logs_without_latency_are_refused():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,92 +25,8 @@ EXACT = {
     "mixtral-8x7b-v0.1": 46_702_792_704,
     "qwen3-235b-a22b": 235_093_634_560,
 }
-# Total parameters in billions, as published; tied embeddings counted once.
-PUBLISHED_TOTAL = [
-    ("llama-3.1-8b", 8.03, "repository page of meta-llama/Llama-3.1-8B"),
-    ("llama-3.1-70b", 70.6, "repository page of meta-llama/Llama-3.1-70B"),
-    ("codellama-34b-hf", 33.7, "model card of codellama/CodeLlama-34b-hf: 34B"),
-    ("llama-2-70b-hf", 69.0, "model card of meta-llama/Llama-2-70b-hf: 70B"),
-    ("llama-3.1-405b", 405.9, "repository page of meta-llama/Llama-3.1-405B: 406B"),
-    ("llama-3.2-1b", 1.23, "model card"),
-    ("llama-3.2-3b", 3.21, "model card"),
-    ("qwen2.5-0.5b", 0.49, "model card"),
-    ("qwen2.5-1.5b", 1.54, "model card"),
-    ("qwen2.5-3b", 3.09, "model card"),
-    ("qwen2.5-7b", 7.61, "model card"),
-    ("qwen2.5-14b", 14.7, "model card"),
-    ("qwen2.5-32b", 32.5, "model card"),
-    ("qwen2.5-72b", 72.7, "model card"),
-    ("qwen3-4b", 4.0, "model card"),
-    ("qwen3-8b", 8.2, "model card"),
-    ("qwen3-14b", 14.8, "model card"),
-    ("qwen3-32b", 32.8, "model card"),
-    ("qwen3-30b-a3b", 30.5, "model card"),
-    ("qwen3-235b-a22b", 235, "model card"),
-    ("qwen3-coder-480b-a35b", 480, "model card"),
-    ("qwen3-next-80b-a3b", 80, "model card"),
-    ("qwen3.5-397b-a17b", 397, "model card"),
-    ("gemma-2-2b", 0.590 + 2.024, "Gemma 2 report (arXiv 2408.00118), table 2"),
-    ("gemma-2-9b", 0.918 + 8.324, "Gemma 2 report, table 2"),
-    ("gemma-2-27b", 1.180 + 26.047, "Gemma 2 report, table 2"),
-    ("gemma-3-27b", 1.416 + 25.600, "Gemma 3 report (arXiv 2503.19786), table 1, without the vision encoder"),
-    ("phi-4-mini", 3.8, "model card"),
-    ("phi-3.5-mini", 3.8, "model card"),
-    ("mistral-7b-v0.1", 7.24, "repository page"),
-    ("mistral-nemo-2407", 12.2, "repository page"),
-    ("mistral-large-2407", 123, "model card"),
-    ("mixtral-8x7b-v0.1", 46.7, "Mistral's announcement of Mixtral 8x7B"),
-    ("mixtral-8x22b-v0.1", 141, "Mistral's announcement of Mixtral 8x22B"),
-    ("gpt-oss-20b", 20.91, "gpt-oss model card (arXiv 2508.10925), table 1"),
-    ("gpt-oss-120b", 116.83, "gpt-oss model card, table 1"),
-    ("deepseek-llm-67b-chat", 67, "model card"),
-    ("deepseek-v3", 671, "model card, without the multi-token-prediction module"),
-    ("kimi-k2", 1040, "roughly: Kimi K2 report (arXiv 2507.20534), 1.04 trillion"),
-    ("minimax-m2", 230, "model card"),
-    ("glm-4.5", 355, "model card"),
-    ("glm-4.5-air", 106, "model card"),
-    ("glm-5", 744, "model card"),
-    ("phi-4", 14.7, "repository page"),
-    ("mistral-small-24b-2501", 23.6, "repository page"),
-    ("mistral-small-3.1-24b-2503", 23.6, "as Mistral Small 3, whose text part it has"),
-    ("ministral-3-8b-base-2512", 8.4, "roughly: model card, language model"),
-    ("llama-4-scout-17b-16e", 109, "roughly: model card, with the vision encoder"),
-    ("llama-4-maverick-17b-128e", 400, "model card"),
-    ("qwen3-vl-8b", 8.2, "model card of Qwen3-8B, whose shape the text part has"),
-    ("qwen3-vl-30b-a3b", 30.5, "model card of Qwen3-30B-A3B, whose shape the text part has"),
-    ("qwen3-vl-235b-a22b", 235, "model card of Qwen3-235B-A22B, whose shape the text part has"),
-    ("nemotron-h-56b-base-8k", 56, "model card"),
-    ("nvidia-nemotron-3-nano-30b-a3b-bf16", 31.6, "model card"),
-    ("c4ai-command-r-v01", 35, "model card"),
-    ("glm-4-9b-chat-hf", 9.4, "repository page"),
-    ("ernie-4.5-0.3b-pt", 0.36, "model card"),
-    ("qwen3.8-2.4t-a95b", 2420, "name of Qwen/Qwen3.8-2.4T-A95B"),
-    ("mimo-v2-flash", 309, "model card"),
-    ("gemma-4-26b-a4b", 25.2, "model card, without the vision encoder"),
-    ("gemma-4-31b", 30.7, "model card, without the vision encoder"),
-    ("llama-3_3-nemotron-super-49b-v1", 49.9, "repository page"),
-    ("nvidia-nemotron-3-super-120b-a12b-fp8", 120, "name of the model, without the multi-token-prediction layers"),
-    ("nvidia-nemotron-3-ultra-550b-a55b-bf16", 550, "name of the model, without the multi-token-prediction layers"),
-    ("step-3.7-flash", 196, "model card of Step-3.5-Flash, whose shape it has"),
-    ("glm-5.2", 744, "model card of GLM-5, whose shape it has"),
-    ("qwen3.6-27b", 27, "name of the model, language part"),
-    ("qwen3.6-35b-a3b", 35, "name of the model, language part"),
-]
-# Parameters that one token passes, in billions, as published.
-PUBLISHED_ACTIVE = [
-    ("qwen3-30b-a3b", 3.3, "model card"),
-    ("qwen3-235b-a22b", 22, "model card"),
-    ("mixtral-8x7b-v0.1", 12.9, "Mistral's announcement of Mixtral 8x7B"),
-    ("mixtral-8x22b-v0.1", 39, "Mistral's announcement of Mixtral 8x22B"),
-    ("deepseek-v3", 37, "model card"),
-    ("kimi-k2", 32.6, "Kimi K2 report"),
-    ("llama-4-scout-17b-16e", 17, "model card"),
-    ("llama-4-maverick-17b-128e", 17, "model card"),
-    ("qwen3.8-2.4t-a95b", 95, "name of the model"),
-    ("gemma-4-26b-a4b", 3.8, "model card"),
-    ("gpt-oss-20b", 3.61, "gpt-oss model card, head alone"),
-    ("gpt-oss-120b", 5.13, "gpt-oss model card, head alone"),
-]
+# Billions of parameters as published, tied embeddings counted once, and those that a token passes
+PUBLISHED = list(csv.DictReader((Path(__file__).parent / "published_parameters.csv").read_text().splitlines()))
 # Cache of one token in 16 bit over all layers, by hand: layers x 2 x KV heads x head width x 2 bytes, MLA 576 x 2 a
 # layer; GLM-5's indexer adds 128 FP8 values and a 4-byte scale.
 CACHE_BYTES = {
@@ -308,20 +226,39 @@ def test_parameters_are_the_published_count(weights, catalogue, model):
     assert weights[model] + vector_parameters(catalogue[model]) == EXACT[model]
 
 
-@pytest.mark.parametrize(("model", "billions", "source"), PUBLISHED_TOTAL)
-def test_parameters_are_near_the_rounded_count(weights, model, billions, source):
-    assert weights[model] / 1e9 == pytest.approx(billions, rel=0.015 if "roughly" in source else 0.01), source
+def test_parameters_are_near_the_rounded_count(weights):
+    found = {row["model"]: weights[row["model"]] / 1e9 for row in PUBLISHED if row["billions"]}
+    within = {row["model"]: 0.015 if "roughly" in row["source"] else 0.01 for row in PUBLISHED}
+    stated = {
+        row["model"]: pytest.approx(float(row["billions"]), within[row["model"]])
+        for row in PUBLISHED
+        if row["billions"]
+    }
+    assert found == stated
 
 
-@pytest.mark.parametrize(("model", "billions", "source"), PUBLISHED_ACTIVE)
-def test_parameters_that_a_token_passes(catalogue, model, billions, source):
+def test_parameters_that_a_token_passes(catalogue):
     """Embedding and head with them, unless the card says otherwise."""
-    row = catalogue[model]
-    embedding = row["vocab"] * row["hidden"]
-    active = flops_per_token(row) // 2 + embedding * (1 if row["tied_embeddings"] else 2)
-    if "head alone" in source:
-        active -= embedding
-    assert active / 1e9 == pytest.approx(billions, rel=0.025), source
+    found = {}
+    for row in [row for row in PUBLISHED if row["active_billions"]]:
+        model = catalogue[row["model"]]
+        matrices = 1 if model["tied_embeddings"] or "head alone" in row["source"] else 2
+        active = flops_per_token(model) // 2 + matrices * model["vocab"] * model["hidden"]
+        found[row["model"]] = active / 1e9 / float(row["active_billions"])
+    assert found == dict.fromkeys(found, pytest.approx(1.0, rel=0.025)) and len(found) > 10
+
+
+@pytest.mark.parametrize(
+    ("model", "gigabytes"),
+    [
+        ("llama-3.1-8b", 16.06),  # total_size of its safetensors index
+        ("gpt-oss-120b", 60.8 * 1.073741824),  # model card (arXiv 2508.10925), table 1: GiB
+        ("gpt-oss-20b", 12.8 * 1.073741824),
+    ],
+)
+def test_weights_are_those_of_the_published_checkpoint(ask, model, gigabytes):
+    weight_bytes = sum(row["weight_bytes"] for row in ask("layer_weights", model))
+    assert weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
 
 
 def test_cache_bytes_per_token(ask):

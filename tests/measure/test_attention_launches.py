@@ -140,6 +140,7 @@ def test_flash_attention_is_of_the_version_that_vllm_runs(
             gpu.prepare(eight_bit)
 
 
+@pytest.mark.whole
 def test_what_a_library_raises_is_the_reason_of_its_points_alone(
     tmp_path: Path, state: State, calls: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:

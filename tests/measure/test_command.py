@@ -114,7 +114,7 @@ def test_measuring_imports_numpy_and_pyarrow_alone() -> None:
     ask = """
 import sys
 from pathlib import Path
-import kernelsight.cli.calibrate.measure, kernelsight.measure.run, kernelsight.measure.cuda.kernels
+import kernelsight.cli.calibrate.measure, kernelsight.measure.run
 import kernelsight.measure.cuda.device, kernelsight.present.output
 from kernelsight.measure.suite import read_suite
 from tests.measure.simulated import ROW, Simulated

@@ -36,8 +36,7 @@ from kernelsight.measure.cuda.cublaslt import (
     Plan,
     _Heuristic,
 )
-from kernelsight.measure.cuda.device import open_gpu
-from kernelsight.measure.cuda.kernels import PREPARE
+from kernelsight.measure.cuda.device import PREPARE, open_gpu
 from kernelsight.measure.cuda.nvml import Nvml
 from kernelsight.measure.families import FAMILIES
 from tests.measure import fake_cupy, nvrtc
@@ -234,7 +233,7 @@ def test_the_command_that_a_missing_gpu_names_exists(monkeypatch: pytest.MonkeyP
     [
         ([], "calibrate measure needs -o FILE"),
         (["-o", "sweep.csv"], "use one of .parquet"),
-        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0; give a number of minutes above 0"),
+        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0.0; give a finite number above 0"),
         (["-o", "sweep.parquet", "--suite", "fast"], "unknown suite 'fast'"),
     ],
 )

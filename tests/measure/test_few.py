@@ -46,7 +46,7 @@ def test_a_plan_has_as_many_points_of_each_kernel_and_begins_with_empty_launches
     rows = json.loads(printed.out)
     assert all(row["expected_error_after"] < row["expected_error_before"] for row in rows)
     assert main([*PLAN, "--points", "0", "-o", str(again)]) == 2
-    assert "--points is 0; give the points of each kernel, such as 3." in capsys.readouterr().err
+    assert "--points is 0; give a whole number of at least 1." in capsys.readouterr().err
 
 
 def test_a_plan_covers_the_engines_that_are_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +58,7 @@ def test_a_plan_covers_the_engines_that_are_stated(tmp_path: Path, capsys: pytes
     assert "sglang" in capsys.readouterr().err
 
 
+@pytest.mark.whole
 def test_a_minute_on_a_simulated_gpu_is_served(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stated = json.loads(plan.read_text())
     stated["entries"] = [one for one in stated["entries"] if one["family"] in ("launch", "norm", "activation")]

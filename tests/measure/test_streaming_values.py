@@ -22,6 +22,7 @@ WORST = {
 }
 
 
+@pytest.mark.whole
 def test_kernels_compute_what_they_are_called_by(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:

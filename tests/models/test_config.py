@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -146,18 +148,27 @@ def test_a_model_that_sees_is_read_from_its_text_config():
         read(CONFIGS["kimi-k2.5"]["config"], text_config=inner)
 
 
-@pytest.mark.parametrize("model", sorted(CONFIGS))
-def test_a_missing_field_is_named(model):
-    config = CONFIGS[model]["config"]
-    for field in ("hidden_size", "num_hidden_layers", "num_experts_per_tok", "n_routed_experts", "kv_lora_rank"):
+def test_a_missing_field_is_named():
+    fields = ("hidden_size", "num_hidden_layers", "num_experts_per_tok", "n_routed_experts", "kv_lora_rank")
+    for (model, entry), field in itertools.product(CONFIGS.items(), fields):
+        config = entry["config"]
         holder = config.get("text_config", config)
         if field in holder and not (
             field == "num_hidden_layers" and {*holder} & {"hybrid_override_pattern", "layers_block_type"}
         ):
             shorter = {name: value for name, value in holder.items() if name != field}
             changed = config | {"text_config": shorter} if holder is not config else shorter
-            with pytest.raises(errors.InvalidInput, match=rf"^config of m/config.json.* has no field '{field}'\. Use"):
-                read(changed)
+            said = sentence_of(changed)
+            assert re.search(rf"^config of m/config.json.* has no field '{field}'\. Use", said), (model, said)
+
+
+def sentence_of(config, **changes):
+    """Return the sentence that refuses a config, or nothing."""
+    try:
+        read(config, **changes)
+    except errors.InvalidInput as refused:
+        return str(refused)
+    return ""
 
 
 def test_an_unknown_architecture_is_refused_with_the_supported_ones():
@@ -170,11 +181,11 @@ def test_an_unknown_architecture_is_refused_with_the_supported_ones():
             read(LLAMA, architectures=nothing)
 
 
-@pytest.mark.parametrize("value", [0, -1, 4096.5, 4096.0, "4096", True, [4096], float("nan"), 10**400])
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
-def test_bad_sizes_are_refused_by_name(field, value):
-    with pytest.raises(errors.InvalidInput, match=f"field '{field}' is .* but must be"):
-        read(LLAMA, **{field: value})
+def test_bad_sizes_are_refused_by_name(field):
+    for value in (0, -1, 4096.5, 4096.0, "4096", True, [4096], float("nan"), 10**400):
+        said = sentence_of(LLAMA, **{field: value})
+        assert re.search(f"field '{field}' is .* but must be", said), (value, said)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kernelsight import errors
-from kernelsight.models.config import CATALOGUE, read_config
+from kernelsight.models.config import CATALOGUE, read_config, read_config_file
 
 CONFIGS = {entry["model"]: entry["config"] for entry in map(json.loads, CATALOGUE.read_text().splitlines())}
 PLAIN = {
@@ -250,3 +250,20 @@ def test_delta_attention_beside_latent_attention():
     }
     streams = next(each for each in flash["sparse_moe"]["products"] if each["name"] == "attention_stream_proj")
     assert (streams["n"], streams["k"]) == (24, 4 * 4096)
+
+
+def test_plain_decoders_under_another_class_name_are_llama():
+    llama = read("LlamaForCausalLM")
+    for architecture in ("SmolLM3ForCausalLM", "InternLM3ForCausalLM"):
+        rows = read(architecture, no_rope_layers=[1, 1, 1, 0] * 2, use_sliding_window=False)
+        assert ({**rows[0], "architecture": "LlamaForCausalLM"}, rows[1]) == llama
+    row, _ = read("ApertusForCausalLM", hidden_act="xielu")
+    assert (row["ffn_gated"], row["qk_norm"]) == (False, "head")
+
+
+def test_parameters_of_mistral_are_named_as_what_they_are(tmp_path):
+    (tmp_path / "params.json").write_text('{"dim": 5120, "n_layers": 40, "head_dim": 128}')
+    with pytest.raises(
+        errors.InvalidInput, match=r"it is Mistral's params\.json; take the config\.json of the repository"
+    ):
+        read_config_file(tmp_path / "params.json")

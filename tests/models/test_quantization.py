@@ -29,6 +29,15 @@ def group(kind, bits, inputs=None, **more):
     return {"targets": ["Linear"], "weights": {"type": kind, "num_bits": bits} | more, "input_activations": activations}
 
 
+def weights_alone(number_format):
+    return (number_format, number_format, number_format, "none", "bf16")
+
+
+# AMD's FP8 checkpoints
+FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+QUARK = {"weight": FP8, "input_tensors": FP8, "output_tensors": None, "bias": None}
+
+
 def compressed(*groups, ignore=("lm_head",), **more):
     named = {f"group_{i}": each for i, each in enumerate(groups)}
     return {"quant_method": "compressed-tensors", "config_groups": named, "ignore": list(ignore)} | more
@@ -90,6 +99,25 @@ def test_a_router_that_stays_does_not_keep_its_layer():
             compressed(group("float", 8, True), ignore=["re:.*self_attn", "re:.*mlp\\.(gate|up|down)_proj"]),
             ("bf16", "bf16", "fp8", "dynamic", "bf16"),
         ),
+        (compressed(group("float", 4, group_size=16)), weights_alone("nvfp4_wo")),
+        (compressed(group("float", 4, group_size=32)), weights_alone("mxfp4_wo")),
+        ({"quant_method": "gptq", "bits": 3}, weights_alone("int3_wo")),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, weights_alone("nf4_wo")),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, ("int8", "int8", "int8", "dynamic", "bf16")),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}, weights_alone("int4_wo")),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, weights_alone("nvfp4_wo")),
+        (
+            {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}},
+            weights_alone("int4_wo"),
+        ),
+        (
+            {"quant_method": "quark", "global_quant_config": QUARK, "layer_quant_config": {"*k_proj": QUARK}},
+            ("fp8", "fp8", "fp8", "static", "bf16"),
+        ),
+        (
+            {"quant_method": "quark", "global_quant_config": QUARK, "exclude": ["re:.*self_attn.*", "*experts*"]},
+            ("bf16", "fp8", "bf16", "static", "bf16"),
+        ),
     ],
 )
 def test_ways_to_state_it(quantization, expected):
@@ -112,6 +140,14 @@ def test_modelopt_mixed_precision_names_its_layers():
     assert found == ("fp8", "bf16", "nvfp4", "dynamic", "bf16")
 
 
+def test_a_block_of_mlx_is_not_read_as_16_bit():
+    config = CONFIGS["llama-3.1-8b"]
+    row, _ = read_config(
+        config | {"quantization": {"group_size": 64, "bits": 4}}, model="m", huggingface_id=None, source="m"
+    )
+    assert row["attention_format"] == "int4_wo"
+
+
 def test_hf_quant_config_wins():
     unquantised = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     found, _ = formats({"quant_method": "fp8"}, quant_config=unquantised)
@@ -121,14 +157,29 @@ def test_hf_quant_config_wins():
 @pytest.mark.parametrize(
     ("quantization", "sentence"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported. Supported: awq, compressed"),
+        (
+            {"quant_method": "hqq"},
+            "quant_method 'hqq' is not supported. Supported: auto-round, awq, bitsandbytes, compressed",
+        ),
         ({"bits": 4}, "quantization_config has no field 'quant_method'"),
-        ({"quant_method": "gptq", "bits": 3}, "bits 3 is not supported"),
+        (
+            {"quant_method": "gptq", "bits": 5},
+            "bits 5 is not supported. Supported: forms of int2_wo, int3_wo, int4_wo, int8_wo",
+        ),
         ({"quant_method": "gptq"}, "has no field 'bits'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
-        (compressed(group("float", 6, group_size=16)), "float6 weights, plain activations' is not supported"),
-        (compressed(group("float", 4, True, group_size=64)), "float4 weights, quantised activations' is not supported"),
-        (compressed(group("int", 4, True)), "int4 weights, quantised activations' is not supported"),
+        (
+            compressed(group("float", 6, group_size=16)),
+            "weights.type float, weights.num_bits 6, weights.group_size 16' is not supported",
+        ),
+        (
+            compressed(group("float", 4, True, group_size=64)),
+            "weights.group_size 64, input_activations.num_bits 4, .*' is not supported",
+        ),
+        (
+            compressed(group("int", 4, True)),
+            "weights.type int, weights.num_bits 4, input_activations.num_bits 4, .*' is not supported",
+        ),
         (compressed(group("int", 8), ignore=["re:(("]), r"'re:\(\(', but must be a list of module names and valid"),
         ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 4}}, "KV cache quantisation .* is not supported"),
         ("fp8", "'quantization_config' is 'fp8', but must be an object"),

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.dataflow.test_bounded_values import alias_bomb
 
 from kernelsight.logs import read_logs
 from kernelsight.serving.load.recorded_loads import read_trace
+from tests.files.test_bounded_values import alias_bomb
 from tests.special_files import SPECIAL, special_file
 
 PREDICT = ("predict", "--gpu", "h100_sxm", "--phase", "decode", "--context-len", "9")

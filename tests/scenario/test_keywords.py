@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 
 import pytest
 
 import kernelsight as ks
 from kernelsight.cli.main import main
 from kernelsight.errors import KernelSightError, flags_in_errors
+from kernelsight.scenario.flag import options_of
 from kernelsight.scenario.flags import FLAGS
-from kernelsight.scenario.keywords import in_python
+from kernelsight.scenario.keywords import in_python, type_of
 
 
 @pytest.mark.parametrize("function", [ks.predict, ks.simulate, ks.size, ks.compare, ks.Session.simulate])
@@ -20,6 +22,26 @@ def test_flags_are_keyword_arguments_with_their_documentation(function: object) 
     seats = signature.parameters["max_num_seqs"]
     assert (seats.kind, seats.default, seats.annotation) == (seats.KEYWORD_ONLY, None, "int | None")
     assert f"``max_num_seqs`` (int): {FLAGS['max_num_seqs'].help}" in inspect.getdoc(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "table"),
+    [(ks.size, "size_questions"), (ks.compare, "comparisons"), (ks.Session.size, "size_questions")],
+)
+def test_arguments_of_a_question_are_the_options_of_its_table(function: object, table: str) -> None:
+    parameters = inspect.signature(function).parameters
+    for flag in itertools.chain.from_iterable(options_of(table).values()):
+        parameter, words = parameters[flag.name], inspect.getdoc(function)
+        unset = (
+            {parameter.empty}
+            if flag.name in ("gpus", "slo")
+            else {None, ()}
+            if flag.default is None
+            else {flag.default}
+        )
+        assert parameter.default in unset
+        assert flag.default is None or type_of(flag) in parameter.annotation or "Literal" in parameter.annotation
+        assert f"``{flag.name}`` ({type_of(flag)}): " in words
 
 
 def test_what_sizing_varies_is_no_argument_of_it() -> None:

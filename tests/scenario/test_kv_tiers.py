@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from kernelsight.cli.options import add_flags
+from kernelsight.cli.command_line import add_flags
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from kernelsight.searching import scores
-from kernelsight.searching.intervals import BIN_EDGES, TAILS, Z90, bin_probabilities, bins_of, quantiles
+from kernelsight.searching import search_scores as scores
+from kernelsight.searching.speedup_chances import BIN_EDGES, TAILS, Z90, bin_probabilities, bins_of, quantiles
 
 
 def test_regret_is_of_the_believed_best():

@@ -34,5 +34,8 @@ def test_energy_is_added_to_the_rent_where_both_are_known(one, electricity, hour
 
 
 def test_a_negative_price_of_electricity_is_refused():
-    with connect() as session, pytest.raises(InvalidInput, match=r"electricity_price is -0.1; give dollars"):
+    with (
+        connect() as session,
+        pytest.raises(InvalidInput, match=r"electricity_price is -0.1; give a finite number, 0 or more"),
+    ):
         session.size(model="qwen3-0.6b", gpus="l4", slo="ttft_p95:1000", rate=1, electricity_price=-0.1)

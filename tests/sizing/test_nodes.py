@@ -10,7 +10,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.stated_flags import object_text
 from kernelsight.session import Session, connect
 from kernelsight.sizing.answer import Sizing
-from kernelsight.sizing.question import Question
+from kernelsight.sizing.question import question_of
 from kernelsight.sizing.size_tables import TABLES
 
 from .conftest import FLAGS, LOAD, SLO
@@ -119,5 +119,5 @@ def test_a_question_that_cannot_be_answered_is_refused(change: dict, words: str)
 
 def test_a_launch_line_is_kept_as_flags_alone() -> None:
     line = "vllm serve Qwen/Qwen3-0.6B --api-key hush --max-num-seqs 32"
-    row = Question({"launch": line}, ["l4"], SLO, rate=2.0).as_row("q")
+    row = question_of(QUESTION | {"flags": object_text({"launch": line}), "rate": 2.0}).as_row("q")
     assert "hush" not in str(row) and '"max_num_seqs": 32' in row["flags"]

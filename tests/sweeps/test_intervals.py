@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.scenario.objectives import interval_columns
 from kernelsight.session import connect
-from kernelsight.sweeps.intervals import FIGURES
+from kernelsight.sweeps.partitions import WITH_INTERVALS
 
 LOAD = {"num_prompts": 40, "input_len": 64, "output_len": 8}
 ROWS = [
@@ -22,11 +22,11 @@ def test_each_row_has_the_interval_of_its_own_simulation():
         assert len(rows) == 3
         for row in rows:
             if row["status"] != "served":
-                assert all(row[name] is None for figure in FIGURES for name in interval_columns(figure))
+                assert all(row[name] is None for figure in WITH_INTERVALS for name in interval_columns(figure))
                 continue
             flags = next(each for each in ROWS if each["max_concurrency"] == row["max_concurrency"])
             alone = session.simulate(**flags).summary["interval_90"]
-            for figure in FIGURES:
+            for figure in WITH_INTERVALS:
                 low, high = interval_columns(figure)
                 assert [row[low], row[high]] == pytest.approx(alone[figure])
                 assert row[low] < row[figure] < row[high]

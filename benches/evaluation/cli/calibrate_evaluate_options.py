@@ -1,4 +1,4 @@
-"""Options of `kernelsight calibrate evaluate` that score KernelSight itself: newer engine versions, random points."""
+"""Options of `kernelsight calibrate evaluate` that score KernelSight itself: few points, newer engine versions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from typing import Any
 
 def declare(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    verb.add_argument(
+        "--points",
+        type=int,
+        metavar="K",
+        help="measure K planned points of each kernel of the test GPU instead of a share of its sites, and score the "
+        "other calls",
+    )
     verb.add_argument("--random-points", type=int, metavar="K", help="as --points, with points drawn at random")
     verb.add_argument(
         "--test-versions",

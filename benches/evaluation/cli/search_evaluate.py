@@ -6,7 +6,7 @@ import argparse
 from contextlib import nullcontext
 from typing import Any
 
-from kernelsight.cli.options import add_output
+from kernelsight.cli.command_line import add_output
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number, percent
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.scores import score
+from kernelsight.evaluation.runs.run_scores import score
 from kernelsight.laboratory.energy.fit import Servers, baselines, family_of, fit, left_out
 from kernelsight.laboratory.energy.mean_steps import architectures, drawn_power, mean_steps_of
 from kernelsight.laboratory.energy.simulated import simulated

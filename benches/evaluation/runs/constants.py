@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.evaluation.runs.scores import group_of
+from kernelsight.evaluation.runs.run_scores import group_of
 from kernelsight.laboratory.runs.fit_host import fit, fit_near
 from kernelsight.laboratory.runs.host_constants import Constants, a_priori
 from kernelsight.laboratory.runs.responses import Response

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.scores import GROUP
+from kernelsight.evaluation.runs.run_scores import GROUP
 from kernelsight.laboratory.runs.host_constants import Constants, a_priori
 from kernelsight.laboratory.runs.responses import Response, means_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from kernelsight.evaluation.runs.scores import (
+from kernelsight.evaluation.runs.run_scores import (
     GROUP,
     METRICS,
     group_of,

@@ -12,7 +12,7 @@ from kernelsight import searching
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.laboratory.searches.cases import CALIBRATED_AT, Calibration, Case, Result, kept_results, replayed
 from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
-from kernelsight.searching import scores
+from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import OK, SpaceArrays, space_arrays
 from kernelsight.searching.journal import digest
 from kernelsight.searching.scenarios import DEFAULTS, POLICIES, check, gpus_of

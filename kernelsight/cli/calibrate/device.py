@@ -8,17 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.cli.calibrate import measure
-from kernelsight.cli.options import add_device, add_output
 
 COLUMNS = ("what", "this_gpu", "catalogue")
 # libraries whose attention kernels can be measured, if installed
 LIBRARIES = ("torch", "flashinfer-python", "vllm", "nvidia-cudnn-frontend")
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_device(verb)
-    add_output(verb, "also write the GPU as a row for --gpus: .json")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -9,48 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight import laboratory
-from kernelsight.cli.options import add_output, add_sweeps
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.kernels.scores import COLUMNS, score_rows
+from kernelsight.evaluation.kernels.kernel_scores import COLUMNS, score_rows
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
-    from kernelsight.evaluation.kernels.few_shot import PointBudget
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_sweeps(verb, "GPUs to fit on (default: a100_sxm,l40s,h100_sxm,h200_sxm)")
-    verb.add_argument("--test-gpus", metavar="C", help="GPUs to predict and score")
-    verb.add_argument(
-        "--tier",
-        choices=("cross-generation", "target-measured"),
-        help="kernel latency model to score (default: cross-generation; target-measured with --budget or --points)",
-    )
-    verb.add_argument(
-        "--budget",
-        type=float,
-        metavar="SHARE",
-        help="share of the test GPU's sites (distinct kernel shapes) used as measurements",
-    )
-    verb.add_argument(
-        "--points",
-        type=int,
-        metavar="K",
-        help="measure K planned points of each kernel of the test GPU instead of a share of its sites, and score the "
-        "other calls",
-    )
-    verb.add_argument(
-        "--whole-layers",
-        action="store_true",
-        help="with --budget: measure or hold out a layer of experts at all of its parallel splits together",
-    )
-    verb.add_argument("--final", action="store_true", help="also score the GPUs held out for the final evaluation")
-    add_output(
-        verb, "also write the report (.json), its scores (.csv, .parquet), or the evaluation with its tables (.duckdb)"
-    )
-    laboratory.declare("calibrate evaluate", verb)
+    from kernelsight.evaluation.kernels.evaluations import PointBudget
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -100,8 +65,6 @@ def _report(row: dict[str, Any], target: Path | None) -> dict[str, Any]:
 def split_of(arguments: Any) -> Split:
     """Return the split selected by the flags; InvalidInput: budget and tier contradict each other."""
     budget, tier = arguments.budget, arguments.tier
-    if budget is not None and not 0.0 < budget < 1.0:
-        raise InvalidInput(f"--budget is {budget:g}; give a share of the sites between 0 and 1, such as 0.05.")
     if tier == "cross-generation" and budget:
         raise InvalidInput("--budget cannot be used with --tier cross-generation, which has no test-GPU measurements.")
     if points := points_of(arguments):
@@ -126,7 +89,7 @@ def split_of(arguments: Any) -> Split:
 
 def points_of(arguments: Any) -> PointBudget | None:
     """Return the budget of points that the flags set, or None; InvalidInput: fewer than one point."""
-    from kernelsight.evaluation.kernels.few_shot import PointBudget
+    from kernelsight.evaluation.kernels.evaluations import PointBudget
 
     if arguments.points is not None and arguments.random_points is not None:
         raise InvalidInput("--points plans what to measure and --random-points draws it; give one of them.")

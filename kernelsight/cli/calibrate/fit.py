@@ -8,27 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelsight.cli.options import add_gpus, add_output, add_sweeps, open_session
+from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput, RunFailed, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_sweeps(
-        verb,
-        "GPUs to fit on (default: all in the sweeps)",
-        "a few measured calls of a GPU, to correct the kernel model of --onto by; its earlier points are replaced",
-    )
-    add_gpus(verb)
-    verb.add_argument(
-        "--onto",
-        metavar="PACK",
-        help="also write the rows of this kernel model (a file, or default) for families and vendors not in the sweeps",
-    )
-    add_output(verb, "file to write the fitted kernel model to: .parquet")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -6,26 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelsight.cli.options import add_families, add_output
 from kernelsight.errors import InvalidInput
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.kernel_sweeps.importing import SUMMARY, import_sweep
-from kernelsight.fitting.kernel_sweeps.sources import SEVERAL_PATHS, names, reader
+from kernelsight.fitting.kernel_sweeps.sources import SEVERAL_PATHS, reader
 from kernelsight.present.output import check_ending, note, print_rows
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("source", metavar="SOURCE", help=", ".join(names()))
-    verb.add_argument(
-        "path",
-        nargs="*",
-        metavar="PATH",
-        help="file or folder of the data (default: the installed package); of aiter several",
-    )
-    verb.add_argument("--gpus", metavar="A,B", help="only these GPUs (default: all)")
-    add_families(verb)
-    add_output(verb, "file to write the sweep to: .parquet")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,32 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kernelsight.cli.options import add_device, add_output
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.number_format import number
 
 COLUMNS = ("family", "measured", "failed", "reason")
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument(
-        "--suite",
-        default="quick",
-        metavar="S",
-        help="quick (default), standard, deep, or a JSON file of points, such as `calibrate plan` writes",
-    )
-    verb.add_argument("--resume", action="store_true", help="continue an interrupted measurement with the same -o FILE")
-    verb.add_argument("--retry", action="store_true", help="like --resume, and repeat failed or throttled points")
-    verb.add_argument("--time-limit", type=float, metavar="MIN", help="stop after this many minutes; resumable")
-    add_device(verb)
-    verb.add_argument(
-        "--device-row", metavar="FILE", help="also write the properties of this GPU as a row for --gpus (.json)"
-    )
-    verb.add_argument(
-        "--host-probe", metavar="FILE", help="also measure the host time of a step of the installed vLLM (.json)"
-    )
-    add_output(verb, "file to write the sweep to: .parquet (required); its journal, for --resume, is kept next to it")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -46,8 +24,6 @@ def run(arguments: argparse.Namespace) -> None:
     if target is None:
         raise InvalidInput("calibrate measure needs -o FILE, the Parquet file to write the sweep to.")
     limit = arguments.time_limit
-    if limit is not None and not 0 < limit < math.inf:
-        raise InvalidInput(f"--time-limit is {limit:g}; give a number of minutes above 0.")
     suite = read_suite(arguments.suite)
     row_file = check_ending(arguments.device_row, (".json",), "--device-row")
     host_file = check_ending(arguments.host_probe, (".json",), "--host-probe")

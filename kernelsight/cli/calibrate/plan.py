@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 
-from kernelsight.cli.options import add_families, add_gpus, add_output, add_pack, open_session
+from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.plan import (
+from kernelsight.measure.kernels_to_measure import (
     ATTENTION,
     attention_of,
     choose,
@@ -25,32 +24,6 @@ DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
 COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "expected_error_after")
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("--gpu", required=True, metavar="G", help="GPU to measure")
-    amount = verb.add_mutually_exclusive_group()
-    amount.add_argument(
-        "--minutes", type=float, default=5.0, metavar="MIN", help="time the measurements may take (default: 5)"
-    )
-    amount.add_argument(
-        "--points",
-        type=int,
-        metavar="K",
-        help="choose K points of each kernel instead: a minute of measuring, for `calibrate fit --few`",
-    )
-    verb.add_argument("--models", metavar="A,B", help="models to cover (default: four of the catalogue)")
-    verb.add_argument("--engines", metavar="A,B", help="engines whose kernels to cover (default: vllm)")
-    add_families(verb)
-    verb.add_argument(
-        "--attention",
-        metavar="LIB",
-        help="attention library on that GPU: flashinfer (default), flash_attention_vllm or torch_sdpa",
-    )
-    add_gpus(verb)
-    add_pack(verb)
-    add_output(verb, "file to write the suite to: .json")
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Rank the candidate points, write the suite, and print time and expected error per family."""
     from kernelsight.present.output import as_json, check_ending, note, print_rows, write_text
@@ -58,10 +31,6 @@ def run(arguments: argparse.Namespace) -> None:
     target = check_ending(arguments.output, (".json",))
     if target is None:
         raise InvalidInput("calibrate plan needs -o FILE, the JSON file to write the suite to.")
-    if arguments.points is not None and arguments.points < 1:
-        raise InvalidInput(f"--points is {arguments.points}; give the points of each kernel, such as 3.")
-    if not 0 < arguments.minutes < math.inf:
-        raise InvalidInput(f"--minutes is {arguments.minutes:g}; give a number of minutes above 0.")
     models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
     engines = [name.strip() for name in (arguments.engines or "").split(",") if name.strip()] or ["vllm"]
     with open_session(arguments) as session:

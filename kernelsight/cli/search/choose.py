@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.cli.options import TABLE_ENDINGS, add_gpus, add_output, open_session
-from kernelsight.errors import InvalidInput
+from kernelsight.cli.options import TABLE_ENDINGS, open_session
 from kernelsight.number_format import percent
 
 if TYPE_CHECKING:
@@ -23,38 +21,6 @@ from choices group by all order by dtype, shapes desc, engine, implementation
 """
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_inputs(verb)
-    verb.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.02,
-        metavar="R",
-        help="expected loss of latency above which a shape should be measured first (default: 0.02)",
-    )
-    verb.add_argument("--candidates", metavar="FILE", help="also write every implementation of every shape")
-    add_output(verb, "write one row per shape (.parquet, .csv, .json), or the question with its tables (.duckdb)")
-
-
-def add_inputs(verb: argparse.ArgumentParser) -> None:
-    """Add the flags that `search choose` and `search plan` share."""
-    verb.add_argument("--gpu", required=True, metavar="G", help="GPU to choose for; measured a little, or never")
-    verb.add_argument("--family", required=True, metavar="F", help="kernel family, such as decode_attention, moe, gemm")
-    verb.add_argument(
-        "--sweep",
-        nargs="+",
-        required=True,
-        metavar="S",
-        help="Parquet files written by `calibrate import` or `measure`",
-    )
-    verb.add_argument("--sources", metavar="A,B", help="GPUs to learn from (default: all others of the sweeps)")
-    verb.add_argument(
-        "--calls", metavar="FILE", help="Parquet of kernel calls: only their shapes (default: all shapes of the sweeps)"
-    )
-    add_gpus(verb)
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Choose, write the choices, and print how often each implementation was chosen, by number format and engine."""
     from kernelsight.present.output import Waiting, as_json, check_ending, print_page, print_rows, write_table
@@ -63,8 +29,6 @@ def run(arguments: argparse.Namespace) -> None:
         check_ending(arguments.output),
         check_ending(arguments.candidates, TABLE_ENDINGS, "--candidates"),
     )
-    if not 0.0 <= arguments.tolerance < math.inf:
-        raise InvalidInput(f"--tolerance is {arguments.tolerance:g}; give a fraction of 0 or more, such as 0.02.")
     with open_session(arguments) as session:
         session.give("choice_questions", [question(arguments) | {"tolerance": arguments.tolerance}])
         with Waiting("choosing"):

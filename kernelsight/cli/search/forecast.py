@@ -6,7 +6,7 @@ import argparse
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.cli.options import add_gpus, add_output, open_session
+from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -24,41 +24,6 @@ OPTIONAL = {
         **{"run": 1, "status": "ok", "source": "file"},
     },
 }
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("--candidates", required=True, metavar="FILE", help="Parquet table kernel_candidates")
-    verb.add_argument("--gpu", required=True, metavar="G", help="GPU to forecast for")
-    verb.add_argument(
-        "--measurements",
-        required=True,
-        metavar="FILE",
-        help="Parquet table kernel_measurements: at least one candidate measured on that GPU",
-    )
-    verb.add_argument("--anchor", metavar="ID", help="measured candidate to compare with (default: of median latency)")
-    add_llm(verb)
-    add_gpus(verb)
-    add_output(verb, "write the forecasts (table kernel_forecasts): .parquet, .csv or .json")
-
-
-def add_llm(verb: argparse.ArgumentParser) -> None:
-    """Add the flags of the language model: server, samples, retries, cache."""
-    group = verb.add_argument_group("language model (OpenAI-compatible server; key: KERNELSIGHT_LLM_KEY)")
-    group.add_argument("--llm-url", metavar="URL", help="address, such as http://127.0.0.1:8000/v1")
-    group.add_argument("--llm-model", metavar="M", help="model that the server holds")
-    group.add_argument("--llm-samples", type=int, default=1, metavar="N", help="answers to average (default: 1)")
-    group.add_argument(
-        "--llm-neighbours", type=int, default=4, metavar="N", help="measured candidates shown (default: 4)"
-    )
-    group.add_argument("--llm-timeout", type=float, default=120.0, metavar="S", help="of one request (default: 120)")
-    group.add_argument("--llm-retries", type=int, default=3, metavar="N", help="of a request that failed (default: 3)")
-    group.add_argument("--llm-parallel", type=int, default=4, metavar="N", help="requests at once (default: 4)")
-    group.add_argument(
-        "--llm-cache",
-        metavar="FILE",
-        help="Parquet of answers: read, and extended by new ones; its journal keeps them if the run is killed",
-    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -97,13 +62,6 @@ def llm_settings(arguments: argparse.Namespace) -> Any:
     for flag, value in (("--llm-url", arguments.llm_url), ("--llm-model", arguments.llm_model)):
         if not value:
             raise InvalidInput(f"{flag} is missing; a forecast by a language model needs --llm-url and --llm-model.")
-    for flag in ("llm_samples", "llm_parallel"):
-        if getattr(arguments, flag) < 1:
-            raise InvalidInput(
-                f"--{flag.replace('_', '-')} is {getattr(arguments, flag)}; give a whole number above 0."
-            )
-    if arguments.llm_neighbours < 0:
-        raise InvalidInput(f"--llm-neighbours is {arguments.llm_neighbours}; give a whole number of 0 or more.")
     server = server_of(arguments.llm_url, arguments.llm_model, arguments.llm_timeout, arguments.llm_retries)
     return Settings(server, arguments.llm_samples, arguments.llm_neighbours, arguments.llm_parallel)
 

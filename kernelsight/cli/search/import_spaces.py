@@ -8,26 +8,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kernelsight.cli.options import add_output
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.present.output import check_ending, note, print_rows
 
 TUNERS = ("kernel-tuner", "parameters")
 SUMMARY = ("file", "space", "gpu", "reason", "rows")
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument(
-        "tuner",
-        metavar="TUNER",
-        help="kernel-tuner: its cache files and T4 results, .gz too; parameters: tuning parameters and their "
-        "restrictions in JSON, of a kernel that was not measured yet",
-    )
-    verb.add_argument("files", nargs="+", metavar="FILE", help="files that the tuner wrote, or that state parameters")
-    verb.add_argument("--space-name", metavar="NAME", help="name of the search space (default: the file's own)")
-    verb.add_argument("--gpu", metavar="G", help="name of the GPU (default: the file's own)")
-    add_output(verb, "file to write the search spaces to: .parquet")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from kernelsight.cli.options import add_output, open_session
-from kernelsight.cli.search.choose import add_inputs, question
+from kernelsight.cli.options import open_session
+from kernelsight.cli.search.choose import question
 from kernelsight.errors import InvalidInput
 
 SHOWN = ("dtype", "engine", "implementation", "shapes", "measured_as")
 
 
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add_inputs(verb)
-    verb.add_argument(
-        "--budget",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="share of the shapes to measure, those measured already included (default: 0.01)",
-    )
-    add_output(verb, "write the plan: .json, a suite for `calibrate measure`; .parquet or .csv, the list of shapes")
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Plan, write the suite or the list, and print the shapes to measure by implementation."""
-    from kernelsight.choices.plan import budget_of, plan, planned_rows, suite_of_plan
     from kernelsight.choices.questions import choice_of_question
+    from kernelsight.choices.shapes_to_measure import budget_of, plan, planned_rows, suite_of_plan
     from kernelsight.dataflow.blas import one_blas_thread
     from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
 

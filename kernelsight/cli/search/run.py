@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kernelsight.cli.options import add_gpus, add_output, open_session
-from kernelsight.cli.search.forecast import add_llm, answers_file, gpu_row, llm_settings
+from kernelsight.cli.options import open_session
+from kernelsight.cli.search.forecast import answers_file, gpu_row, llm_settings
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.number_format import number, percent
 
@@ -15,85 +15,6 @@ SHOWN = (
     *("round", "measured", "failed", "best_us", "believed_regret", "expected_better", "regret", "gpu_s"),
     *("best_candidate",),
 )
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("--space", nargs="+", required=True, metavar="FILE", help="Parquet files of `search import`")
-    verb.add_argument("--kernel", metavar="NAME", help="search space, where the files hold several")
-    verb.add_argument("--gpu", required=True, metavar="G", help="GPU to search for, as named in the files")
-    verb.add_argument("--sources", metavar="A,B", help="GPUs to learn from (default: all others of the space)")
-    verb.add_argument("--budget", type=float, default=100, metavar="N", help="measurements (default: 100)")
-    verb.add_argument("--minutes", type=float, metavar="M", help="time to compile and benchmark (default: unlimited)")
-    verb.add_argument("--batch", type=int, default=5, metavar="N", help="measurements per round (default: 5)")
-    verb.add_argument(
-        "--forecaster",
-        choices=("transfer", "gp", "llm"),
-        default="transfer",
-        help="learn from other GPUs; llm: and from a language model",
-    )
-    verb.add_argument(
-        "--forecasts", metavar="FILE", help="table of forecasts to learn from as from another GPU, such as of a model"
-    )
-    verb.add_argument(
-        "--policy",
-        choices=("random", "order", "greedy", "selective"),
-        default="selective",
-        help="what to measure: at random, in the order of the other GPUs, lowest forecast, largest expected gain",
-    )
-    _add_proposals(verb)
-    _add_measurements(verb)
-    verb.add_argument("--anchor", metavar="ID", help="candidate that speed-up bins are relative to")
-    verb.add_argument(
-        "--stop",
-        type=float,
-        metavar="N",
-        help="stop when fewer candidates than this are expected to be 2 %% faster; from 40 measurements on",
-    )
-    verb.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random choices (default: 0)")
-    verb.add_argument("--resume", action="store_true", help="go on with the journal of a killed search")
-    add_llm(verb)
-    verb.add_argument(
-        "--llm-candidates", type=int, default=64, metavar="N", help="candidates that the model is asked about"
-    )
-    add_gpus(verb)
-    add_output(verb, "save the run: .duckdb")
-
-
-def _add_proposals(verb: argparse.ArgumentParser) -> None:
-    """Add the flags on which candidates a round considers."""
-    verb.add_argument(
-        "--propose",
-        metavar="HOW",
-        help="configurations to consider, in order: a .json, .jsonl or .parquet file, or a command that reads as JSON "
-        "what was measured and prints configurations",
-    )
-    verb.add_argument(
-        "--proposals", type=int, default=20, metavar="N", help="proposals that a round takes from --propose"
-    )
-    verb.add_argument(
-        "--proposer", choices=("pool", "neighbours"), default="pool", help="candidates of a round: all, or neighbours"
-    )
-    verb.add_argument("--samples-per-parent", type=int, default=16, metavar="N", help="neighbours to forecast")
-    verb.add_argument("--measure-per-parent", type=int, default=4, metavar="N", help="neighbours to measure")
-
-
-def _add_measurements(verb: argparse.ArgumentParser) -> None:
-    """Add the flags on how candidates are measured."""
-    verb.add_argument(
-        "--measure",
-        default="replay",
-        metavar="HOW",
-        help="replay (what the files hold of the GPU), cupy, or a command such as './bench {block_size_x}'",
-    )
-    verb.add_argument(
-        "--time-limit",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="of one measurement or round of proposals by a command",
-    )
-    verb.add_argument("--launch", metavar="FILE", help="how --measure cupy launches the kernel (.json)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -158,8 +79,6 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
     settings = llm_settings(arguments)._replace(again=not arguments.resume)
     if arguments.resume and not arguments.llm_cache:
         raise InvalidInput("--resume with --forecaster llm needs the --llm-cache FILE of the search that was killed.")
-    if arguments.llm_candidates < 1:
-        raise InvalidInput(f"--llm-candidates is {arguments.llm_candidates}; give a whole number above 0.")
     with open_session(arguments) as session:
         gpu = gpu_row(session, arguments.gpu)
     file = answers_file(arguments)

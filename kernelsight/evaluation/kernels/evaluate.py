@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.evaluation.kernels.scores import BASELINES
+from kernelsight.evaluation.kernels.kernel_scores import BASELINES
 from kernelsight.evaluation.kernels.unmeasured import as_unmeasured
 from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_values import parse_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -13,13 +13,19 @@ from kernelsight import laboratory
 from kernelsight.dataflow.python_nodes import produces
 from kernelsight.evaluation.kernels import predict
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.few_shot import PointBudget, rows_after_points
-from kernelsight.evaluation.kernels.scores import score_rows
+from kernelsight.evaluation.kernels.kernel_scores import score_rows
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.scenario.stated_flags import object_text
 
 TABLES = ("kernel_evaluation_reports", "kernel_scores")
+
+
+class PointBudget(NamedTuple):
+    """Number of points that are measured of each kernel, and how they are chosen: "planned" or "random"."""
+
+    per_kernel: int
+    how: str = "planned"
 
 
 def row_of_split(split: Split, points: PointBudget | None, **others: Any) -> dict[str, Any]:
@@ -57,6 +63,7 @@ def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
     gpus = tuple(row["train_gpus"]), tuple(row["test_gpus"])
     split = Split(row["evaluation_id"], *gpus, row["tier"], row["budget"] or 0.0, bool(row["whole_layers"]))
     points = PointBudget(row["points"], row["point_choice"] or "planned") if row["points"] else None
+    after_points = laboratory.part("kernels.scored_points", "--points").rows_after_points if points else None
     others = laboratory.part("kernels.baselines", "a baseline") if laboratory.is_here() else None
     result, _ = evaluate(
         [Path(name) for name in row["sweeps"]],
@@ -66,7 +73,7 @@ def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
         families=row["families"],
         final=bool(row["final"]),
         baselines=others.shipped_baselines() if others else None,
-        score_rows=partial(rows_after_points, points) if points else None,
+        score_rows=partial(after_points, points) if after_points else None,
     )
     if others:
         floors = laboratory.part("kernels.remeasurement", "a remeasurement")

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family, predict_family
+from kernelsight.fitting.half_widths import fit_intervals
 from kernelsight.fitting.held_out import growths, held_out_errors
-from kernelsight.fitting.intervals import fit_intervals
 from kernelsight.fitting.measured import correct, fit_measured, has_correction, kernels_of, rows_of
 from kernelsight.fitting.vendors import by_vendor, vendor_latency_model
 from kernelsight.kernels.families import FAMILIES

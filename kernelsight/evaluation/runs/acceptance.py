@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.evaluation.runs.host_constants import HostConstants
-from kernelsight.evaluation.runs.scores import group_of
+from kernelsight.evaluation.runs.run_scores import group_of
 from kernelsight.evaluation.runs.simulate_runs import plan_runs, serve_runs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.measured_runs import Runs
 from kernelsight.evaluation.runs.replays import SHIPPED, FitLevels, replay
 from kernelsight.evaluation.runs.report import level_scores, report_of, spread_rows
-from kernelsight.evaluation.runs.scores import GROUP, METRICS, group_of
+from kernelsight.evaluation.runs.run_scores import GROUP, METRICS, group_of
 from kernelsight.scenario.stated_flags import object_text
 
 if TYPE_CHECKING:

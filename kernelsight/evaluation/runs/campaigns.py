@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelsight.evaluation.runs.full_loops import FULL_THROUGHPUT
-from kernelsight.evaluation.runs.scores import is_scored_separately, score, stated_again
+from kernelsight.evaluation.runs.run_scores import is_scored_separately, score, stated_again
 
 
 class Metric(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernelsight.evaluation.runs.coverage import e2e_ms
-from kernelsight.evaluation.runs.scores import measured_both
+from kernelsight.evaluation.runs.run_scores import measured_both
 
 # metrics of a run's comparison by the quantity that they measure; of several the first that the run measured
 METRICS = {

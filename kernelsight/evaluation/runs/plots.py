@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.errors import InvalidInput, extra_missing
-from kernelsight.evaluation.runs.scores import GROUP
+from kernelsight.evaluation.runs.run_scores import GROUP
 from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
 from kernelsight.present.figures.picture import write_picture
 from kernelsight.present.page import Figure, Page

@@ -14,7 +14,7 @@ from kernelsight.evaluation.runs.acceptance import (
 from kernelsight.evaluation.runs.campaigns import compared
 from kernelsight.evaluation.runs.host_constants import HostConstants
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose, prompt_text_of
-from kernelsight.evaluation.runs.scores import (
+from kernelsight.evaluation.runs.run_scores import (
     group_of,
     is_fitting,
     is_scored_separately,

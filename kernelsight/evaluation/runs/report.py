@@ -1,18 +1,18 @@
-"""Report of a backtest: scores overall, by group and axis, excluded runs, error attribution, a peer's scores."""
+"""Report of a backtest: scores overall, by group and axis, and excluded runs; in a checkout also the laboratory's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
+from kernelsight import laboratory
 from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns
 from kernelsight.evaluation.runs.coverage import METRICS as COVERED
 from kernelsight.evaluation.runs.coverage import coverage, spread_lacking, with_spread_of_others
-from kernelsight.evaluation.runs.data_quality import signs_of
-from kernelsight.evaluation.runs.error_parts import attribute
 from kernelsight.evaluation.runs.label_coverage import label_coverage
 from kernelsight.evaluation.runs.measured_runs import Runs
-from kernelsight.evaluation.runs.scores import (
+from kernelsight.evaluation.runs.run_scores import (
     GROUP,
     concurrency_band,
     group_of,
@@ -23,14 +23,7 @@ from kernelsight.evaluation.runs.scores import (
     scores,
     stated_again,
 )
-from kernelsight.evaluation.runs.subsets import (
-    KINDS,
-    by_basis,
-    by_fitted_flags,
-    kinds_of,
-    over_groups,
-    scored_runs,
-)
+from kernelsight.evaluation.runs.subsets import KINDS, kinds_of, over_groups, scored_runs
 from kernelsight.evaluation.runs.unknown_lengths import assumed_lengths
 
 AXES = {
@@ -60,8 +53,6 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for row in rows:
         if row.get("scored_separately") and not row["fitting"]:
             separate.setdefault(row["scored_separately"], []).append(row)
-    for row, sign in zip(scored, signs_of(scored), strict=True):
-        row["sign"] = sign
     served = [row for row in scored if row.get("errors")]
     return {
         **scores(served),
@@ -73,16 +64,16 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "by": {name: grouped(served, (name,), key_of) for name, key_of in AXES.items()},
         "not_simulated": counted(row["status"] for row in scored if not row.get("errors")),
         "assumed": assumed_lengths(all_rows),
-        "signs": grouped([row for row in served if row["sign"]], ("sign",), lambda row: (row["sign"],)),
-        "without_signs": {
-            name: scores(row for row in served if not row["sign"] and row["is_moe"] == is_moe)
-            for name, is_moe in (("dense", False), ("moe", True))
-        },
-        "attribution": attributions(served),
+        **(_published().parts_of_report(scored) if laboratory.is_here() else {}),
         "disaggregated": _scores_by_group(disaggregated),
         "separate": [{"reason": reason, **_scores_by_group(members)} for reason, members in sorted(separate.items())],
         "speculative": _speculative_scores(rows),
     }
+
+
+def _published() -> ModuleType:
+    """Return the laboratory's parts of a report, which judge published runs and the recipes that replay them."""
+    return laboratory.part("runs.published_runs", "a part of the report")
 
 
 def _scores_by_group(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -118,8 +109,9 @@ def report_of(
 
     ``basis``: of the flags, by recipe; ``tier``: of kernel latencies, None: auto.
     """
+    by_basis = {"by_basis": _published().by_basis(rows, basis)} if laboratory.is_here() else {}
     return report(rows) | {
-        "by_basis": by_basis(rows, basis),
+        **by_basis,
         "stated_again": len(stated_again([row for row in rows if not is_scored_separately(row)])),
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
@@ -152,7 +144,8 @@ def level_scores(
     for kind, flags in KINDS.items():
         for metric, covered in coverage(row for row in respread if row["is_moe"] in flags).items():
             by_kind[kind][metric] = by_kind[kind].get(metric, {}) | covered
-    return by_kind | {"over_groups": over_groups(served), "by_flags": by_fitted_flags(served, basis)}
+    by_flags = {"by_flags": _published().by_fitted_flags(served, basis)} if laboratory.is_here() else {}
+    return by_kind | {"over_groups": over_groups(served)} | by_flags
 
 
 def class_of(row: Mapping[str, Any]) -> tuple[str, float]:
@@ -210,13 +203,3 @@ def counted(reasons: Any) -> list[dict[str, Any]]:
     for reason in reasons:
         numbers[reason] = numbers.get(reason, 0) + 1
     return [{"reason": reason, "n": n} for reason, n in sorted(numbers.items(), key=lambda item: (-item[1], item[0]))]
-
-
-def attributions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the error attribution of each group with enough runs, the largest total error of TTFT and TPOT first."""
-    groups: dict[tuple, list] = {}
-    for row in rows:
-        groups.setdefault(group_of(row), []).append(row)
-    attributed = [{**dict(zip(GROUP, key, strict=True)), **attribute(members)} for key, members in groups.items()]
-    attributed = [row for row in attributed if "ttft" in row]
-    return sorted(attributed, key=lambda row: -row["n"] * (abs(row["ttft"]["miss"]) + abs(row["tpot"]["miss"])))

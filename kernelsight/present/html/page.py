@@ -109,8 +109,6 @@ def html_of(page: Page, command: str | None = None) -> str:
 
     InvalidInput: the extra ``report`` is not installed.
     """
-    scripts = [chart_library(), script(Path(__file__).with_name("page.js").read_text(encoding="utf-8"))]
-    allowed_hashes = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
     tiles = {name: text_of(value) for name, value in page.tiles.items() if value is not None}
     figures = page.figures()
     tables = [table for table in page.tables if not (table.drawn and figures)]
@@ -122,6 +120,9 @@ def html_of(page: Page, command: str | None = None) -> str:
         title, *commands = page.repeat
         cards.append(Card(_title(title), text="\n".join(commands), wide=True))
     cards += [Card("How to repeat it", text=command, wide=True)] if command else []
+    # after the figures: what a table cannot be is said before what is not installed
+    scripts = [chart_library(), script(Path(__file__).with_name("page.js").read_text(encoding="utf-8"))]
+    allowed_hashes = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
     parts = {"page": page, "tiles": tiles, "cards": [card for card in cards if card]}
     return _template().render(**parts, scripts_allowed=allowed_hashes, scripts=scripts)
 

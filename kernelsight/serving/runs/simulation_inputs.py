@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from kernelsight.caches.memory_cache import memoised
 from kernelsight.scenario.router_weights import parse_weights
 from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
-from kernelsight.serving.costs.stages import layers_of_stages
 from kernelsight.serving.engine import records, replica
 from kernelsight.serving.engine.host import host_of
 from kernelsight.serving.engine.inputs import Load, Routing, Waits, Weights
@@ -163,6 +162,20 @@ def pool_of(inputs: SimulationInputs, key: str) -> replica.Pool:
     ranks = deployment["dp"] if deployment["lock_step"] else 1
     tiers = tiers_of(inputs.tiers.get(key, []))
     return replica.Pool(limits, host, cost.packed, deployment["dp"], stages, draft, ranks, tiers)
+
+
+def layers_of_stages(layers: int, stages: int, engine: str) -> tuple[int, ...]:
+    """Return the number of layers of each stage: equal shares, and one of the remaining layers for some stages.
+
+    vLLM and SGLang give these to the stages before the last one, backwards (``get_pp_indices``), TensorRT-LLM to the
+    first ones (``Mapping.pp_layers``).
+
+    >>> layers_of_stages(61, 4, "vllm"), layers_of_stages(62, 4, "vllm"), layers_of_stages(62, 4, "trtllm")
+    ((15, 15, 16, 15), (15, 16, 16, 15), (16, 16, 15, 15))
+    """
+    each, extra_layers = divmod(layers, stages)
+    first = 0 if engine == "trtllm" else stages - 1 - extra_layers
+    return tuple(each + (first <= stage < first + extra_layers) for stage in range(stages))
 
 
 def by_key(table: pa.Table, key: str) -> dict[Any, dict[str, Any]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelsight.evaluation.runs.campaigns import METRICS, campaign_scores, compared, scored_of_campaigns, spread_runs
-from kernelsight.evaluation.runs.scores import is_fitting
+from kernelsight.evaluation.runs.run_scores import is_fitting
 from kernelsight.laboratory.runs.campaign_fit import CONSTANTS, LAUNCHES, PRIOR, EngineHost, fit_over_campaigns
 from kernelsight.laboratory.runs.host_constants import priors
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from kernelsight.catalog.tables import facts
-from kernelsight.fitting.kernel_sweeps.names import with_implementation
+from kernelsight.fitting.kernel_sweeps.importing import with_implementation
 
 
 def named(family: str, capability: str, engine: str, source: str, dtype: str, version: str = "1", math: str = "bf16"):

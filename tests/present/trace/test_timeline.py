@@ -103,13 +103,16 @@ def test_a_timeline_is_valid_and_adds_up(kind: str, session: Session, tmp_path: 
     check_steps(run, events)
     assert shown["requests"] == 24 and shown["steps"] == run.table("steps").num_rows
     assert Counter(event["name"] for event in events if event["ph"] == "b")["decode"] == 24
+    if kind == "one replica":
+        check_requests(run, events)
+        times = np.array([event["ts"] for event in events]) * 1e3
+        assert np.abs(times - np.rint(times)).max() < 1e-3  # whole nanoseconds
 
 
-def test_requests_have_their_phases_at_their_times(session: Session, tmp_path: Path) -> None:
-    run = session.simulate(**SMALL)
-    run.timeline(tmp_path / "trace.json")
+def check_requests(run: Run, events: list[dict[str, Any]]) -> None:
+    """Hold the phases of requests against the moments that the run states."""
     moments: dict[str, dict[str, float]] = defaultdict(dict)
-    for event in events_of(tmp_path / "trace.json"):
+    for event in events:
         if event["ph"] in "be":
             moments[event["id"]][event["ph"] + event["name"]] = event["ts"]
     for row in run.table("request_events").to_pylist():
@@ -184,9 +187,3 @@ def test_a_file_without_a_run_is_refused(tmp_path: Path, capsys: Any) -> None:
     assert "holds no scenario; save a run with" in capsys.readouterr().err
     assert main(["timeline", str(tmp_path / "facts.duckdb")]) == 2
     assert "timeline needs -o FILE" in capsys.readouterr().err
-
-
-def test_times_are_whole_nanoseconds(session: Session, tmp_path: Path) -> None:
-    session.simulate(**SMALL).timeline(tmp_path / "trace.json")
-    times = np.array([event["ts"] for event in events_of(tmp_path / "trace.json")]) * 1e3
-    assert np.abs(times - np.rint(times)).max() < 1e-3

@@ -338,7 +338,7 @@ def test_processes_with_an_empty_folder_a_damaged_one_and_edited_sources(package
     compiling = "compiling the scheduler, once after an installation\n"
     first = asked(package, 2)
     assert {answer.split()[0] for answer, _ in first} == {"7"} and {said for _, said in first} <= {compiling, ""}
-    kept = package / "kernelsight" / "serving" / "engine" / "__pycache__"
+    kept = package / "kernelsight" / "serving" / "compilation" / "__pycache__"
     [place] = kept.glob("numba-*")
     [path] = place.iterdir()  # no draft
     assert asked(package, 1) == [("7 False\n", "")]  # without numba

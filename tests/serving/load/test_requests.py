@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
 from kernelsight.serving.load import requests as load
 from kernelsight.serving.load.recorded_loads import read_load, read_trace
 from kernelsight.serving.load.requests import draw_loads
 from tests.calls_made import calls_made
 
-CONTRACT = json.loads((Path(__file__).parents[3] / "schemas" / "load_requests.json").read_text())["columns"]
+CONTRACT = contracts()["load_requests"].columns
 TYPES = {
     **{"trace": pa.string(), "request_rate": pa.float64(), "num_prompts": pa.int64()},
     **{"input_len": pa.int64(), "output_len": pa.int64()},
@@ -54,9 +52,9 @@ def test_columns_are_those_of_the_contract(trace):
     for rows in ((), (SYNTHETIC,), ({"trace": trace},)):
         table = draw_requests(scenarios(SYNTHETIC, *rows).slice(1))
         assert [(f.name, spelled.get(str(f.type), str(f.type))) for f in table.schema] == [
-            (c["name"], c["type"]) for c in CONTRACT
+            (c.name, c.type) for c in CONTRACT
         ]
-        assert all(table[c["name"]].null_count == 0 for c in CONTRACT if not c.get("nullable"))
+        assert all(table[c.name].null_count == 0 for c in CONTRACT if not c.nullable)
 
 
 def test_without_a_rate_all_arrive_at_once():

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
 from kernelsight.serving.load import trace_files
 from kernelsight.serving.load.recorded_loads import read_trace
@@ -21,7 +22,6 @@ from kernelsight.serving.load.traces import TRACE_SCHEMA
 from tests.calls_made import calls_made
 from tests.made_traces import arrivals, azure_csv, conversations
 
-SCHEMAS = Path(__file__).parents[3] / "schemas"
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "traces"
 AZURE = PUBLISHED / "azure-llm-2023" / "AzureLLMInferenceTrace_code.csv.gz"
 MOONCAKE = PUBLISHED / "mooncake-fast25" / "conversation_trace.jsonl.gz"
@@ -44,10 +44,9 @@ def written(tmp_path):
 
 
 def test_columns_are_those_of_the_requests_contract():
-    contract = json.loads((SCHEMAS / "load_requests.json").read_text())["columns"]
     # what a load adds, and no trace states
     added = {"load_id", "request_id", "warmup"}
-    types = {c["name"]: c["type"] for c in contract if c["name"] not in added}
+    types = {c.name: c.type for c in contracts()["load_requests"].columns if c.name not in added}
     spelled = {"double": "float64", "list<item: int64>": "list<int64>"}
     assert {f.name: spelled.get(str(f.type), str(f.type)) for f in TRACE_SCHEMA} == types
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernelsight.fitting.intervals import LEAST_HALF, USUAL_HALF, fit_intervals
+from kernelsight.fitting.half_widths import LEAST_HALF, USUAL_HALF, fit_intervals
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.kernels.intervals import ALL, KNOTS_US, MOST_HALF, half_widths_for, spread
 

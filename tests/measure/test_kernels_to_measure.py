@@ -12,7 +12,14 @@ import kernelsight as ks
 from kernelsight.catalog.tables import facts
 from kernelsight.cli.main import main
 from kernelsight.errors import KernelSightError
-from kernelsight.measure.plan import _positions, _seconds, features_of_points, measurable, of_families, served_calls
+from kernelsight.measure.kernels_to_measure import (
+    _positions,
+    _seconds,
+    features_of_points,
+    measurable,
+    of_families,
+    served_calls,
+)
 from kernelsight.measure.suite import read_suite
 
 
@@ -108,7 +115,7 @@ def test_points_lie_apart_by_what_a_correction_sees_of_them() -> None:
         (["--gpu", "gb200", "-o", "suite.parquet"], "use one of .json"),
         (
             ["--gpu", "gb200", "-o", "suite.json", "--minutes", "-1"],
-            "--minutes is -1; give a number of minutes above 0",
+            "--minutes is -1.0; give a finite number above 0",
         ),
         (["--gpu", "gb20", "-o", "suite.json"], "unknown GPU 'gb20'"),
         (["--gpu", "gb200", "-o", "suite.json", "--models", "lama"], "lama"),

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.few_shot import PointBudget, fitted, rows_after_points, scored_after
+from kernelsight.evaluation.kernels.evaluations import PointBudget
 from kernelsight.fitting.splits import Split
+from kernelsight.laboratory.kernels.scored_points import fitted, rows_after_points, scored_after
 from tests.fitting.measured import gemm, write
 
 TRAIN = ("a100_sxm", "l40s", "h100_sxm")

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.evaluate import UNMEASURED, Baselines, labelled, mean_over_cells
+from kernelsight.evaluation.kernels.evaluations import PointBudget
 from kernelsight.fitting.cells import generation_of, is_serving
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.few_shot import measured_calls
@@ -38,13 +39,6 @@ CHOICES: dict[str, Callable[[ErrorPrior], Choose]] = {
     "planned": lambda prior: partial(planned, prior=prior),
     "random": lambda prior: random_points,
 }
-
-
-class PointBudget(NamedTuple):
-    """Number of points that are measured of each kernel, and how they are chosen: "planned" or "random"."""
-
-    per_kernel: int
-    how: str = "planned"
 
 
 class Family(NamedTuple):

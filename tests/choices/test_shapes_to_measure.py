@@ -10,7 +10,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.choices.inputs import choice_of
-from kernelsight.choices.plan import _greedy, plan
+from kernelsight.choices.shapes_to_measure import _greedy, plan
 from tests.fitting.measured import gemm, write
 
 
