@@ -25,7 +25,20 @@ METHODS_FILE = Path(__file__).parent.parent / "catalog" / "quantization_methods.
 WEIGHT_ONLY_ENDING = "_wo"
 # widest first: for a class with mixed formats the widest is used, with a note
 WIDTH_ORDER = (
-    *("fp32", "bf16", "fp16", "fp8_block", "fp8", "int8", "int8_wo", "nvfp4_wo", "mxfp4_wo", "nf4_wo", "int4_wo"),
+    *(
+        "fp32",
+        "bf16",
+        "fp16",
+        "fp8_block",
+        "fp8",
+        "int8",
+        "int8_wo",
+        "nvfp4_wo",
+        "int4_g32_wo",
+        "mxfp4_wo",
+        "nf4_wo",
+        "int4_wo",
+    ),
     *("nvfp4", "mxfp4", "int3_wo", "int2_wo"),
 )
 # paths of the decoder in text-only and multimodal checkpoints

@@ -2,7 +2,8 @@
 -- draft tokens count as additional heads, because kernels put all queries of a key-value head into one tile
 with batches as (
   select
-    layers.* replace (layers.heads * settings.query_tokens as heads, (layers.head_dim + layers.value_dim) // 2 as head_dim), shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
+    layers.* replace (layers.heads * settings.query_tokens as heads, (layers.head_dim + layers.value_dim) // 2 as head_dim),
+    shapes.step_shape_id, settings.dtype, settings.kv_cache_dtype,
     formats.weight_bits / 8 as kv_bytes,
     shapes.decode_requests as batch,
     case when layers.attention = 'full' then shapes.decode_context else shapes.decode_window_context end as context

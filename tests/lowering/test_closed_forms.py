@@ -254,6 +254,7 @@ def test_parameters_that_a_token_passes(catalogue):
         ("llama-3.1-8b", 16.06),  # total_size of its safetensors index
         ("gpt-oss-120b", 60.8 * 1.073741824),  # model card (arXiv 2508.10925), table 1: GiB
         ("gpt-oss-20b", 12.8 * 1.073741824),
+        ("kimi-k2.5", 594),  # repository page of Kimi-K2-Thinking, whose shape and format it has
     ],
 )
 def test_weights_are_those_of_the_published_checkpoint(ask, model, gigabytes):

@@ -52,7 +52,7 @@ def compressed(*groups, ignore=("lm_head",), **more):
         ("llama-3.1-70b-fp8", ("fp8", "fp8", "fp8", "static", "fp8")),
         ("qwen3-235b-a22b-nvfp4", ("nvfp4", "nvfp4", "nvfp4", "dynamic", "fp8")),
         ("gpt-oss-120b", ("bf16", "bf16", "mxfp4", "dynamic", "bf16")),
-        ("kimi-k2.5", ("bf16", "bf16", "int4_wo", "none", "bf16")),
+        ("kimi-k2.5", ("bf16", "bf16", "int4_g32_wo", "none", "bf16")),
         ("kimi-k2.5-nvfp4", ("bf16", "nvfp4", "nvfp4", "dynamic", "fp8")),
         ("minimax-m2.5-nvfp4", ("bf16", "nvfp4", "nvfp4", "dynamic", "fp8")),
         ("glm-5-nvfp4", ("bf16", "nvfp4", "nvfp4", "dynamic", "fp8")),

@@ -9,7 +9,7 @@ from kernelsight.number_format import gib, number, percent
 from kernelsight.present.page import Table
 
 CLASSES = {"attention_format": "attention", "ffn_format": "feed-forward", "expert_format": "experts"}
-WEIGHT_ONLY = ("int4_wo", "int8_wo", "nvfp4_wo", "mxfp4_wo", "nf4_wo", "int3_wo", "int2_wo")
+WEIGHT_ONLY = ("int4_wo", "int8_wo", "nvfp4_wo", "mxfp4_wo", "nf4_wo", "int4_g32_wo", "int3_wo", "int2_wo")
 
 
 def formats_line(settings: Mapping[str, Any]) -> str:
