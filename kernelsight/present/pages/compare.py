@@ -84,7 +84,8 @@ def _errors(answer: Mapping[str, Any]) -> Table:
                 "within 90 % interval": percent(row["coverage_90"], 1),
             }
             for row in rows
-        ]
+        ],
+        first=True,
     )
 
 
