@@ -35,7 +35,7 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
 
     >>> with connect() as session:
     ...     session.table("number_formats").num_columns
-    6
+    7
     """
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")

@@ -257,8 +257,8 @@ def test_pages_and_files_of_the_command(command: Any, grid: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--workers", "0"], "--workers is 0; give at least 1."),
-        (["--partition-requests", "-1"], "--partition-requests is -1; give at least 1."),
+        (["--workers", "0"], "--workers is 0; give a whole number of at least 1."),
+        (["--partition-requests", "-1"], "--partition-requests is -1; give a whole number of at least 1."),
         (["--resume"], "--resume needs -o FILE, the file of the interrupted sweep."),
         (
             ["--find-rate"],
