@@ -38,12 +38,12 @@ SECTIONS = {
     "checks": list,
     "notes": list,
 }
-ATTENTION = ("full", "sliding", "mla", "sparse", "linear", "none")
+ATTENTION = ("full", "sliding", "mla", "sparse", "compressed", "linear", "none")
 FEED_FORWARD = ("dense", "moe", "none")
 # sizes of a layer that an architecture states where they differ from those of the model
 SIZES = (
     *("heads", "kv_heads", "head_dim", "v_head_dim", "window", "intermediate", "experts", "top_k"),
-    *("shared_intermediate", "index_heads", "expert_hidden"),
+    *("shared_intermediate", "index_heads", "expert_hidden", "compression"),
 )
 # what the sides of a further product are multiples of: numbers of a layer on one GPU
 UNITS = ("one", "heads", "kv_heads", "intermediate", "shared_intermediate")

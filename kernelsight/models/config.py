@@ -112,7 +112,7 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
         matching = [layer for layer in layers if layer_kinds[layer] == kind]
         return f"model.layers.{matching[len(matching) // 2]}." if matching else None
 
-    mixers = {"linear": "linear", "mla": "latent", "sparse": "latent"}
+    mixers = {"linear": "linear", "mla": "latent", "sparse": "latent", "compressed": "latent"}
     attention = []
     for kind in [kind for kind in dict.fromkeys(shape.attention) if kind != "none"]:
         attention += [middle(shape.attention, kind) + name for name in shape.modules[mixers.get(kind, "softmax")]]
@@ -142,7 +142,7 @@ def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
     for attention, ffn, sizes in zip(shape.attention, shape.ffn, shape.sizes, strict=True):
         kind = kinds.setdefault(
             json.dumps([attention, ffn, sizes]),
-            dict.fromkeys(("v_head_dim", "index_heads", "expert_hidden", "products"))
+            dict.fromkeys(("v_head_dim", "index_heads", "expert_hidden", "compression", "products"))
             | _mixer_columns(row, attention)
             | _ffn_columns(row, ffn)
             | sizes,

@@ -172,6 +172,15 @@ def _numbers(field: Field, held: ConfigFields, name: str) -> list[int]:
     return listed
 
 
+def _list(field: Field, held: ConfigFields, name: str) -> list[int]:
+    """Return a list of whole numbers from ``least`` on."""
+    listed = held.items(name)
+    for entry in listed:
+        if type(entry) is not int or not field.least <= entry <= field.most:
+            raise errors.config_field_wrong(held.label, name, entry, f"whole numbers of at least {field.least}")
+    return listed
+
+
 def _each(field: Field, held: ConfigFields, name: str) -> list[Any]:
     """Return a number, true, false or null of each object in a list; ``name``: "list[].holder.name"."""
     listed, path = name.split("[].", 1)
@@ -208,6 +217,7 @@ KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
     "choice": _choice,
     "kinds": _kinds,
     "numbers": _numbers,
+    "list": _list,
     "each": _each,
     "block": _block,
     "dynamic": _dynamic,

@@ -58,6 +58,7 @@ class Method(NamedTuple):
     base: str | None
     groups: str | None
     targets: str | None
+    experts: Mapping[str, str]
 
 
 @cache
@@ -86,7 +87,13 @@ def _method(name: str, content: Mapping[str, Any]) -> Method:
         for form in content["forms"]
     )
     lists = (tuple(content.get("except", ())), content.get("only", ""))
-    return Method(fields, forms, *lists, *(content.get(part) for part in ("base", "groups", "targets")))
+    return Method(
+        fields,
+        forms,
+        *lists,
+        *(content.get(part) for part in ("base", "groups", "targets")),
+        content.get("experts", {}),
+    )
 
 
 def matches(pattern: str, module: str) -> bool:
@@ -207,10 +214,15 @@ def read_formats(
     that is not supported.
     """
     found = _block_of(fields, quant_config)
-    format_of, scales = _forms_of(found[0], _methods()[found[1]]) if found else (lambda module: None, "none")
+    method = _methods()[found[1]] if found else None
+    format_of, scales = _forms_of(found[0], method) if found else (lambda module: None, "none")
+    stated = method and (
+        fields.values.get(method.experts.get("field")) or found[0].values.get(method.experts.get("field"))
+    )
+    experts = method.experts.get(stated) if isinstance(stated, str) else None
     columns, notes = {}, []
     for name, members in modules.items():
-        formats = {format_of(module) or dtype for module in members}
+        formats = {experts if experts and ".experts." in module else format_of(module) or dtype for module in members}
         columns[f"{name}_format"] = min(formats, key=WIDTH_ORDER.index)
         if len(formats) > 1:
             notes.append(f"{name} weights mix {' and '.join(sorted(formats))}: counted as {columns[f'{name}_format']}")

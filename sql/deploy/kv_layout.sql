@@ -10,11 +10,15 @@ with per_layer as (
          -- the indexer stores one FP8 key and its FP32 scale per token
          when layers.attention = 'sparse' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
               + case when layers.index_heads > 0 then models.index_head_dim + 4 else 0 end
+         when layers.attention = 'compressed' and layers.compression > 0
+         then (layers.head_dim * formats.weight_bits / 8 + case when layers.index_heads > 0 then models.index_head_dim + 4 else 0 end) / layers.compression
          else 0 end as token_bytes,
     -- gated delta net: one FP32 matrix per value head, and the last taps of the short convolution
     case when layers.attention = 'linear'
          then layers.heads * models.linear_key_head_dim * models.linear_value_head_dim * 4
               + (models.linear_conv_kernel - 1) * (2 * layers.kv_heads * models.linear_key_head_dim + layers.heads * models.linear_value_head_dim) * 2
+         -- the last tokens as they are
+         when layers.attention = 'compressed' then layers."window" * layers.head_dim * formats.weight_bits / 8
          else 0 end as sequence_bytes
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)

@@ -38,6 +38,7 @@ select
   layers.head_dim,
   coalesce(layers.v_head_dim, layers.head_dim) as value_dim,
   coalesce(layers.index_heads, models.index_heads, 0) as index_heads,
+  coalesce(layers.compression, 0) as compression,
   layers.ffn,
   case when layers.ffn = 'moe' then layers.intermediate // settings.moe_tp else layers.intermediate // settings.tp end as intermediate,
   layers.experts,

@@ -3,6 +3,7 @@ with layers as (
   select
     sharded_layers.*,
     case when sharded_layers.attention in ('mla', 'sparse') then models.kv_lora_rank + models.qk_rope_head_dim
+         when sharded_layers.attention = 'compressed' then sharded_layers.head_dim
          else sharded_layers.kv_heads * (sharded_layers.head_dim + sharded_layers.value_dim) end as columns,
     formats.weight_bits / 8 as kv_bytes
   from sharded_layers
@@ -10,7 +11,7 @@ with layers as (
   join models on models.model = settings.model
   join number_formats as formats on formats.format = settings.kv_cache_dtype
   join engine_fusions as fusions on fusions.engine = settings.engine and fusions.operation = 'kv_write' and fusions.launched
-  where sharded_layers.attention in ('full', 'sliding', 'mla', 'sparse')
+  where sharded_layers.attention in ('full', 'sliding', 'mla', 'sparse', 'compressed')
 )
 select
   layers.deployment_id,

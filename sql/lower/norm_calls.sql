@@ -20,9 +20,9 @@ norms as (
   where qk_norm <> 'none' and attention in ('full', 'sliding')
   union all
   select deployment_id, layer_kind, 'q_a_norm', count, 1, q_lora_rank, false, 0
-  from layers where attention in ('mla', 'sparse') and q_lora_rank is not null
+  from layers where attention in ('mla', 'sparse', 'compressed') and q_lora_rank is not null
   union all
-  select deployment_id, layer_kind, 'kv_a_norm', count, 1, kv_lora_rank, false, 0 from layers where attention in ('mla', 'sparse')
+  select deployment_id, layer_kind, 'kv_a_norm', count, 1, kv_lora_rank, false, 0 from layers where attention in ('mla', 'sparse', 'compressed')
   union all
   select deployment_id, 'model', 'final_norm', 1, 1, any_value(hidden), true, 0 from layers group by deployment_id
   union all

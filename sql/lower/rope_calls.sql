@@ -6,6 +6,7 @@ with layers as (
          when models.rope_layers = 'sliding' and sharded_layers.attention = 'full' then 0
          else (sharded_layers.heads + sharded_layers.kv_heads) * models.rotary_dim end as columns,
     case when sharded_layers.attention in ('mla', 'sparse') then models.kv_lora_rank + models.qk_rope_head_dim
+         when sharded_layers.attention = 'compressed' then sharded_layers.head_dim
          else sharded_layers.kv_heads * (sharded_layers.head_dim + sharded_layers.value_dim) end as kv_columns,
     formats.weight_bits / 8 as kv_bytes,
     writes.launched as kv_write_apart
@@ -15,7 +16,7 @@ with layers as (
   join number_formats as formats on formats.format = settings.kv_cache_dtype
   join engine_fusions as rope on rope.engine = settings.engine and rope.operation = 'rope' and rope.launched
   join engine_fusions as writes on writes.engine = settings.engine and writes.operation = 'kv_write'
-  where sharded_layers.attention in ('full', 'sliding', 'mla', 'sparse')
+  where sharded_layers.attention in ('full', 'sliding', 'mla', 'sparse', 'compressed')
 )
 select
   layers.deployment_id,

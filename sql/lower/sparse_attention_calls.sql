@@ -1,4 +1,6 @@
--- Sparse attention: an indexer scores every cached token in FP8, then MLA in the latent space attends to the top index_top_k
+-- Sparse attention: an indexer scores every cached token in FP8, then MLA in the latent space attends to the top index_top_k.
+-- Compressed attention: queries attend to the last tokens as they are, and to entries of several tokens each: all, or those of
+-- the index_top_k tokens that an indexer of entries selects
 with layers as (
   select sharded_layers.*, models.index_head_dim, models.index_top_k, models.kv_lora_rank, models.qk_rope_head_dim,
          settings.dtype, formats.weight_bits / 8 as kv_bytes, indexing.math as index_math
@@ -7,31 +9,40 @@ with layers as (
   join models on models.model = settings.model
   join number_formats as formats on formats.format = settings.kv_cache_dtype
   join gpu_formats as indexing on indexing.gpu = settings.gpu and indexing.format = 'fp8'
-  where sharded_layers.attention = 'sparse'
+  where sharded_layers.attention in ('sparse', 'compressed')
 ),
 decodes as (
   select step_shapes.*, query_tokens from step_shapes join (select deployment_id, query_tokens from deployment_settings) using (deployment_id)
 ),
 chunks as (
   -- a decode is a chunk of one token plus its draft tokens
-  select deployment_id, step_shape_id, 'indexer' as name, 'decode' as phase, decode_requests as requests, query_tokens as new_tokens,
-    decode_context as cached
+  select deployment_id, step_shape_id, 'all' as reach, 'decode' as phase, decode_requests as requests, query_tokens as new_tokens,
+         decode_context as cached
   from decodes where decode_requests > 0 and decode_context is not null
   union all
-  select deployment_id, step_shape_id, 'sparse_mla', 'decode', decode_requests, query_tokens, decode_window_context
+  select deployment_id, step_shape_id, 'selected', 'decode', decode_requests, query_tokens, decode_window_context
   from decodes where decode_requests > 0 and decode_window_context is not null
   union all
-  select deployment_id, step_shape_id, stage.name, 'prefill', prefill_requests, prefill_tokens, prefill_cached
-  from step_shapes cross join (values ('indexer'), ('sparse_mla')) as stage (name) where prefill_requests > 0
+  select deployment_id, step_shape_id, stage.reach, 'prefill', prefill_requests, prefill_tokens, prefill_cached
+  from step_shapes cross join (values ('all'), ('selected')) as stage (reach) where prefill_requests > 0
+),
+stages as (
+  -- what reads all cached tokens, and what reads a selection or a window of them
+  select *, 'indexer' as name, 'all' as reach, 0 as seen, greatest(compression, 1) as tokens_of_entry from layers where index_heads > 0
+  union all
+  select *, 'sparse_mla', 'selected', index_top_k, 1 from layers where attention = 'sparse'
+  union all
+  select *, 'window_mla', 'selected', "window", 1 from layers where attention = 'compressed'
+  union all
+  select *, 'entries_mla', case when index_heads > 0 then 'selected' else 'all' end, case when index_heads > 0 then index_top_k else 0 end, compression
+  from layers where attention = 'compressed' and compression > 0
 ),
 work as (
-  -- the indexer reads all tokens; above index_top_k tokens, every query attends to the selection
   select
-    layers.*, step_shape_id, name, phase, requests * new_tokens as queries,
-    requests * visible_pairs(new_tokens, cached, case name when 'indexer' then 0 else index_top_k end) as visible_pairs,
-    requests * case when name = 'indexer' then cached + new_tokens else least(cached + new_tokens, new_tokens * index_top_k) end as keys_read
-  from layers join chunks using (deployment_id)
-  where name <> 'indexer' or index_heads > 0
+    stages.*, step_shape_id, phase, requests * new_tokens as queries,
+    requests * floor(visible_pairs(new_tokens, cached, seen) / tokens_of_entry)::bigint as visible_pairs,
+    requests * (case when seen = 0 then cached + new_tokens else least(cached + new_tokens, new_tokens * seen) end // tokens_of_entry) as keys_read
+  from stages join chunks using (deployment_id, reach)
 )
 select
   deployment_id,

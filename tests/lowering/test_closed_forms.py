@@ -61,6 +61,9 @@ CACHE_BYTES = {
     # no RoPE: the latent vector alone
     "glm-5.3-flash": (11 * (1024 + 132), 0),
     "kimi-k3": (24 * 1152, 0),
+    # entries of 4 tokens with a key of the indexer, and of 128: 512 values each
+    "deepseek-v4-pro": (30 * (1024 + 132) / 4 + 31 * 1024 / 128, 0),
+    "deepseek-v4-flash": (21 * (1024 + 132) / 4 + 20 * 1024 / 128, 0),
 }
 MODELS = [*CACHE_BYTES]
 CALCULATING = ("gemm", "batched_gemm", "moe", "prefill_attention", "decode_attention", "mla_prefill", "mla_decode",
@@ -92,6 +95,8 @@ def mixer_parameters(model: Model, layer: Layer) -> int:
         query = (hidden + heads * width) * query_rank if query_rank else hidden * heads * width
         key_value = hidden * (latent + rope) + latent * heads * (model["qk_nope_head_dim"] + model["v_head_dim"])
         return query + key_value + heads * model["v_head_dim"] * hidden + indexer_parameters(model, layer)
+    if layer["attention"] == "compressed":  # its architecture states every product
+        return 0
     queries, values = 2 * heads if model["attention_output_gate"] else heads, layer["v_head_dim"] or width
     return hidden * (width * (queries + layer["kv_heads"]) + values * (layer["kv_heads"] + heads))
 
@@ -186,8 +191,22 @@ def mixer_flops(model: Model, layer: Layer, new: int, cached: int, latent: bool)
         if has_indexer(layer):
             flops += 2 * model["index_heads"] * model["index_head_dim"] * visible(new, cached)
         return flops
+    if layer["attention"] == "compressed":
+        return compressed_flops(model, layer, new, cached)
     width = layer["head_dim"] + (layer["v_head_dim"] or layer["head_dim"])
     return 2 * heads * width * visible(new, cached, layer["window"])
+
+
+def compressed_flops(model: Model, layer: Layer, new: int, cached: int) -> int:
+    """FLOP over the window, and over entries of several tokens: all, or those of the tokens that an indexer selects."""
+    flops = 4 * layer["heads"] * layer["head_dim"] * visible(new, cached, layer["window"])
+    if layer["compression"]:
+        selects = layer["index_heads"] > 0
+        seen = visible(new, cached, model["index_top_k"] if selects else 0) // layer["compression"]
+        flops += 4 * layer["heads"] * layer["head_dim"] * seen
+        if selects:
+            flops += 2 * model["index_heads"] * model["index_head_dim"] * (visible(new, cached) // layer["compression"])
+    return flops
 
 
 def decode_flops(model: Model, batch: int, context: int) -> int:
