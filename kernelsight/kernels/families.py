@@ -44,7 +44,7 @@ _MOVED = LatencyModel(streaming.streaming, _ROWS, unchanged, streaming.COEFFICIE
 _QUANTIZED = LatencyModel(streaming.quantize, _ROWS, unchanged, streaming.QUANTIZE_COEFFICIENTS, 1.6)
 _SAMPLED = LatencyModel(streaming.sample, _ROWS, unchanged, streaming.SAMPLING_COEFFICIENTS, 2.5)
 _HALF_RING = LatencyModel(collectives.half_ring, ("group_size",), unchanged, collectives.HALF_RING, 1.5)
-_CACHING = ("full", "sliding", "mla", "sparse", "compressed")
+_CACHING = ("full", "sliding", "selected", "mla", "sparse", "compressed")
 
 _REGISTRY = (
     Family(
@@ -68,7 +68,7 @@ _REGISTRY = (
         LatencyModel(prefill.attention, (*_PROMPT, *_HEADS), unchanged, prefill.COEFFICIENTS, 1.6),
         prefill.FEATURES,
         prefill.COLUMNS,
-        launched_by=("full", "sliding"),
+        launched_by=("full", "sliding", "selected"),
         by_head_dim=True,
     ),
     Family(
@@ -87,7 +87,7 @@ _REGISTRY = (
         ),
         decode.FEATURES,
         decode.COLUMNS,
-        launched_by=("full", "sliding"),
+        launched_by=("full", "sliding", "selected"),
         by_head_dim=True,
     ),
     Family(
@@ -120,7 +120,7 @@ _REGISTRY = (
         ),
         sparse.FEATURES,
         sparse.COLUMNS,
-        launched_by=("sparse", "compressed"),
+        launched_by=("sparse", "selected", "compressed"),
     ),
     Family(
         "linear_attention",

@@ -38,7 +38,7 @@ SECTIONS = {
     "checks": list,
     "notes": list,
 }
-ATTENTION = ("full", "sliding", "mla", "sparse", "compressed", "linear", "none")
+ATTENTION = ("full", "sliding", "selected", "mla", "sparse", "compressed", "linear", "none")
 FEED_FORWARD = ("dense", "moe", "none")
 # sizes of a layer that an architecture states where they differ from those of the model
 SIZES = (

@@ -18,7 +18,7 @@ LARGEST = 2**62
 CONSTANTS = {"null": None, "true": True, "false": False}
 # kinds of attention, feed-forward, norms, activations and RoPE, and what configs call a position embedding
 WORDS = frozenset(
-    "full sliding mla sparse compressed linear none dense moe shared head all silu gelu relu2 rope static "
+    "full sliding selected mla sparse compressed linear none dense moe shared head all silu gelu relu2 rope static "
     "dynamic".split()
 )
 FUNCTIONS = ("has", "count", "length", "yarn", "int", "min", "max")

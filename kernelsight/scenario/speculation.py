@@ -9,7 +9,7 @@ from kernelsight.errors import InvalidInput
 
 MTP_SUFFIX = ".mtp"
 # kinds of attention; the first one that the model has is that of its multi-token-prediction layer
-MIXERS = ("full", "mla", "sparse", "compressed", "sliding", "linear", "none")
+MIXERS = ("full", "mla", "sparse", "compressed", "selected", "sliding", "linear", "none")
 
 
 def with_method(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,8 @@ from attention_heads where heads % tp <> 0
 union
 select deployment_id, 'kv_heads',
        format('{} has {} key-value heads, not divisible by tensor-parallel size {}; use a size that divides {}', model, kv_heads, tp, kv_heads)
-from attention_heads where attention in ('full', 'sliding', 'linear') and kv_heads % tp <> 0 and (tp % kv_heads <> 0 or attention = 'linear')
+from attention_heads
+where attention in ('full', 'sliding', 'selected', 'linear') and kv_heads % tp <> 0 and (tp % kv_heads <> 0 or attention = 'linear')
 union
 select deployment_id, 'width',
        format('{} has a feed-forward width of {}, not divisible into {} parts; use other parallel sizes', model, intermediate, parts)

@@ -5,14 +5,14 @@ with per_layer as (
     layers.attention,
     layers.count,
     case layers.attention when 'sliding' then layers."window" else 0 end as attention_window,
-    case when layers.attention in ('full', 'sliding') then layers.kv_heads * (layers.head_dim + layers.value_dim) * formats.weight_bits / 8
-         when layers.attention = 'mla' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
-         -- the indexer stores one FP8 key and its FP32 scale per token
-         when layers.attention = 'sparse' then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
-              + case when layers.index_heads > 0 then models.index_head_dim + 4 else 0 end
-         when layers.attention = 'compressed' and layers.compression > 0
-         then (layers.head_dim * formats.weight_bits / 8 + case when layers.index_heads > 0 then models.index_head_dim + 4 else 0 end) / layers.compression
-         else 0 end as token_bytes,
+    -- an entry of the cache: keys and values, or one latent vector; and one FP8 key of the indexer with its FP32 scale
+    (case when layers.attention in ('full', 'sliding', 'selected')
+          then layers.kv_heads * (layers.head_dim + layers.value_dim) * formats.weight_bits / 8
+          when layers.attention in ('mla', 'sparse') then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
+          when layers.attention = 'compressed' and layers.compression > 0 then layers.head_dim * formats.weight_bits / 8
+          else 0 end
+     + case when layers.attention in ('sparse', 'selected', 'compressed') and layers.index_heads > 0 then models.index_head_dim + 4 else 0 end)
+      / greatest(layers.compression, 1) as token_bytes,
     -- gated delta net: one FP32 matrix per value head, and the last taps of the short convolution
     case when layers.attention = 'linear'
          then layers.heads * models.linear_key_head_dim * models.linear_value_head_dim * 4

@@ -17,10 +17,10 @@ feed_forward as (
 matrices as (
   select deployment_id, layer_kind, 'qkv_proj' as name, 'gemm' as family, 'tokens' as rows_from, count, 1 as experts, format,
          heads * head_dim * case when attention_output_gate then 2 else 1 end + kv_heads * (head_dim + value_dim) as n, hidden as k
-  from attention where attention in ('full', 'sliding')
+  from attention where attention in ('full', 'sliding', 'selected')
   union all
   select deployment_id, layer_kind, 'o_proj', 'gemm', 'tokens', count, 1, format, hidden, heads * value_dim
-  from attention where attention in ('full', 'sliding')
+  from attention where attention in ('full', 'sliding', 'selected')
   union all
   select deployment_id, layer_kind, 'q_proj', 'gemm', 'tokens', count, 1, format, heads * head_dim, hidden
   from attention where attention in ('mla', 'sparse') and q_lora_rank is null
@@ -40,10 +40,10 @@ matrices as (
   from attention where attention in ('mla', 'sparse')
   union all
   select deployment_id, layer_kind, 'indexer_q_proj', 'gemm', 'tokens', count, 1, format, index_heads * index_head_dim, coalesce(q_lora_rank, hidden)
-  from attention where attention = 'sparse' and index_heads > 0
+  from attention where attention in ('sparse', 'selected') and index_heads > 0
   union all
   select deployment_id, layer_kind, 'indexer_k_proj', 'gemm', 'tokens', count, 1, format, index_head_dim + index_heads, hidden
-  from attention where attention = 'sparse' and index_heads > 0
+  from attention where attention in ('sparse', 'selected') and index_heads > 0
   union all
   select deployment_id, layer_kind, 'in_proj_qkvz', 'gemm', 'tokens', count, 1, format,
          2 * kv_heads * linear_key_head_dim + 2 * heads * linear_value_head_dim, hidden

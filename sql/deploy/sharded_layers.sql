@@ -32,7 +32,7 @@ select
   layers.attention,
   layers."window",
   layers.heads // settings.tp as heads,
-  case when layers.attention in ('full', 'sliding') then greatest(layers.kv_heads // settings.tp, 1)
+  case when layers.attention in ('full', 'sliding', 'selected') then greatest(layers.kv_heads // settings.tp, 1)
        when layers.attention = 'linear' then layers.kv_heads // settings.tp
        else layers.kv_heads end as kv_heads,
   layers.head_dim,

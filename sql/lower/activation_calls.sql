@@ -13,7 +13,7 @@ gates as (
   from layers where ffn = 'moe' and shared_intermediate > 0
   union all
   select deployment_id, layer_kind, 'attention_gate', count, heads * value_dim, true, 0
-  from layers where attention_output_gate and attention in ('full', 'sliding')
+  from layers where attention_output_gate and attention in ('full', 'sliding', 'selected')
   union all
   -- gated norm on the output of the delta net: reads output and gate, writes one
   select deployment_id, layer_kind, 'linear_gate', count, heads * linear_value_head_dim, true, 0

@@ -8,7 +8,7 @@ with sums as (
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
-  where layers.tp > 1 and models.qk_norm = 'full' and layers.attention in ('full', 'sliding')
+  where layers.tp > 1 and models.qk_norm = 'full' and layers.attention in ('full', 'sliding', 'selected')
   union all
   -- after an all-to-all, routed outputs are complete; after a reduce-scatter over the data-parallel ranks, each tensor-parallel rank has a part
   select layers.deployment_id, layers.layer_kind, 'ffn_all_reduce', layers.count, layers.hidden, layers.tp

@@ -11,7 +11,7 @@ with layers as (
   join models on models.model = settings.model
   join number_formats as formats on formats.format = settings.kv_cache_dtype
   join engine_fusions as fusions on fusions.engine = settings.engine and fusions.operation = 'kv_write' and fusions.launched
-  where sharded_layers.attention in ('full', 'sliding', 'mla', 'sparse', 'compressed')
+  where sharded_layers.attention in ('full', 'sliding', 'selected', 'mla', 'sparse', 'compressed')
 )
 select
   layers.deployment_id,

@@ -17,7 +17,7 @@ norms as (
          case qk_norm when 'head' then head_dim else (heads + kv_heads) * head_dim end, false, 0
   from layers
   join engine_fusions as fusions on fusions.engine = layers.engine and fusions.operation = 'qk_norm' and fusions.launched
-  where qk_norm <> 'none' and attention in ('full', 'sliding')
+  where qk_norm <> 'none' and attention in ('full', 'sliding', 'selected')
   union all
   select deployment_id, layer_kind, 'q_a_norm', count, 1, q_lora_rank, false, 0
   from layers where attention in ('mla', 'sparse', 'compressed') and q_lora_rank is not null

@@ -11,7 +11,7 @@ with chunks as (
   join step_shapes as shapes using (deployment_id)
   join deployment_settings as settings using (deployment_id)
   join number_formats as formats on formats.format = settings.kv_cache_dtype
-  where layers.attention in ('full', 'sliding') and shapes.prefill_requests > 0
+  where layers.attention in ('full', 'sliding', 'selected') and shapes.prefill_requests > 0
 )
 select
   deployment_id,

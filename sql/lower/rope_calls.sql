@@ -16,7 +16,7 @@ with layers as (
   join number_formats as formats on formats.format = settings.kv_cache_dtype
   join engine_fusions as rope on rope.engine = settings.engine and rope.operation = 'rope' and rope.launched
   join engine_fusions as writes on writes.engine = settings.engine and writes.operation = 'kv_write'
-  where sharded_layers.attention in ('full', 'sliding', 'mla', 'sparse', 'compressed')
+  where sharded_layers.attention in ('full', 'sliding', 'selected', 'mla', 'sparse', 'compressed')
 )
 select
   layers.deployment_id,

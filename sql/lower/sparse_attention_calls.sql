@@ -9,7 +9,7 @@ with layers as (
   join models on models.model = settings.model
   join number_formats as formats on formats.format = settings.kv_cache_dtype
   join gpu_formats as indexing on indexing.gpu = settings.gpu and indexing.format = 'fp8'
-  where sharded_layers.attention in ('sparse', 'compressed')
+  where sharded_layers.attention in ('sparse', 'selected', 'compressed')
 ),
 decodes as (
   select step_shapes.*, query_tokens from step_shapes join (select deployment_id, query_tokens from deployment_settings) using (deployment_id)
@@ -34,7 +34,8 @@ stages as (
   union all
   select *, 'window_mla', 'selected', "window", 1 from layers where attention = 'compressed'
   union all
-  select *, 'entries_mla', case when index_heads > 0 then 'selected' else 'all' end, case when index_heads > 0 then index_top_k else 0 end, compression
+  select *, 'entries_mla', case when index_heads > 0 then 'selected' else 'all' end,
+         case when index_heads > 0 then index_top_k else 0 end, compression
   from layers where attention = 'compressed' and compression > 0
 ),
 work as (

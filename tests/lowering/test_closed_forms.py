@@ -61,6 +61,7 @@ CACHE_BYTES = {
     # no RoPE: the latent vector alone
     "glm-5.3-flash": (11 * (1024 + 132), 0),
     "kimi-k3": (24 * 1152, 0),
+    "minimax-m3": (60 * 4 * 128 * 4 + 57 * 132, 0),
     # entries of 4 tokens with a key of the indexer, and of 128: 512 values each
     "deepseek-v4-pro": (30 * (1024 + 132) / 4 + 31 * 1024 / 128, 0),
     "deepseek-v4-flash": (21 * (1024 + 132) / 4 + 20 * 1024 / 128, 0),
@@ -98,7 +99,8 @@ def mixer_parameters(model: Model, layer: Layer) -> int:
     if layer["attention"] == "compressed":  # its architecture states every product
         return 0
     queries, values = 2 * heads if model["attention_output_gate"] else heads, layer["v_head_dim"] or width
-    return hidden * (width * (queries + layer["kv_heads"]) + values * (layer["kv_heads"] + heads))
+    softmax = hidden * (width * (queries + layer["kv_heads"]) + values * (layer["kv_heads"] + heads))
+    return softmax + indexer_parameters(model, layer)
 
 
 def product_parameters(layer: Layer) -> int:
@@ -110,7 +112,7 @@ def product_parameters(layer: Layer) -> int:
 
 def has_indexer(layer: Layer) -> bool:
     """Whether the layer selects tokens; others with sparse attention use the selection of an earlier layer."""
-    return layer["attention"] == "sparse" and layer["index_heads"] != 0
+    return layer["attention"] in ("sparse", "selected") and layer["index_heads"] != 0
 
 
 def indexer_parameters(model: Model, layer: Layer) -> int:
@@ -118,7 +120,7 @@ def indexer_parameters(model: Model, layer: Layer) -> int:
     if not has_indexer(layer):
         return 0
     heads, width = model["index_heads"], model["index_head_dim"]
-    return model["q_lora_rank"] * heads * width + model["hidden"] * (width + heads)
+    return (model["q_lora_rank"] or model["hidden"]) * heads * width + model["hidden"] * (width + heads)
 
 
 def feed_forward_parameters(model: Model, layer: Layer, experts: int) -> int:
@@ -194,7 +196,8 @@ def mixer_flops(model: Model, layer: Layer, new: int, cached: int, latent: bool)
     if layer["attention"] == "compressed":
         return compressed_flops(model, layer, new, cached)
     width = layer["head_dim"] + (layer["v_head_dim"] or layer["head_dim"])
-    return 2 * heads * width * visible(new, cached, layer["window"])
+    indexing = 2 * model["index_heads"] * model["index_head_dim"] * visible(new, cached) if has_indexer(layer) else 0
+    return 2 * heads * width * visible(new, cached, layer["window"]) + indexing
 
 
 def compressed_flops(model: Model, layer: Layer, new: int, cached: int) -> int:

@@ -252,6 +252,20 @@ def test_delta_attention_beside_latent_attention():
     assert (streams["n"], streams["k"]) == (24, 4 * 4096)
 
 
+def test_entries_and_selections_of_tokens():
+    kinds = [
+        (kind["compression"], kind["count"], kind["index_heads"], kind["window"])
+        for kind in catalogued("deepseek-v4-flash")[1]
+    ]
+    assert kinds == [(0, 2, 0, 128), (4, 21, 64, 128), (128, 20, 0, 128)]
+    row, layers = catalogued("minimax-m3")
+    assert [(kind["layer_kind"], kind["count"], kind["window"]) for kind in layers] == [
+        ("full_dense", 3, 0),
+        ("selected_moe", 57, 2048),
+    ]
+    assert (row["index_top_k"], row["intermediate"], row["shared_intermediate"]) == (2048, 12288, 3072)
+
+
 def test_plain_decoders_under_another_class_name_are_llama():
     llama = read("LlamaForCausalLM")
     for architecture in ("SmolLM3ForCausalLM", "InternLM3ForCausalLM"):
