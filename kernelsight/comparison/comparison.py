@@ -119,7 +119,7 @@ class Comparison:
         session.give("comparisons", [question.as_row(kind.name)])
         for name, table in tables.items():
             session.give(name, table, trusted=True)
-        self.log = kind.read(session, question)
+        self.log: Any = kind.read(session, question)
 
     @classmethod
     def of(
