@@ -143,7 +143,6 @@ def parameters(model: Model) -> int:
 
 
 def vector_parameters(model: Model) -> int:
-    """Norm weights and the biases of Qwen 2's projections: what is no matrix."""
     total = (model["norms_per_layer"] * model["layer_count"] + 1) * model["hidden"]
     for layer in model["layers"]:
         each = 2 * layer["head_dim"] if model["qk_norm"] == "head" else 0
@@ -167,7 +166,6 @@ def flops_per_token(model: Model) -> int:
 
 
 def head_flops(model: Model) -> int:
-    """Two per weight of the output head, for each token that is sampled."""
     return 2 * model["vocab"] * model["hidden"]
 
 
@@ -260,7 +258,6 @@ def test_parameters_are_near_the_rounded_count(weights):
 
 
 def test_parameters_that_a_token_passes(catalogue):
-    """Embedding and head with them, unless the card says otherwise."""
     found = {}
     for row in [row for row in PUBLISHED if row["active_billions"]]:
         model = catalogue[row["model"]]

@@ -94,7 +94,6 @@ def test_every_file_of_the_catalogue_is_read_and_every_class_has_one():
     assert len(classes) == len(set(classes)) >= 48
     for name in classes:
         assert {"hidden", "heads", "vocab", "activation"} <= set(architecture_of(name, "here").columns)
-    # a sentence on what a file reads, for the next one who edits it
     assert all(path.read_text(encoding="utf-8").startswith("# ") for path in FOLDER.glob("*.yaml"))
 
 
