@@ -194,7 +194,8 @@ def _constants_of(
     for row, (kind, (implementation, ran_on_generation)) in enumerate(zip(kinds, chosen_kernels, strict=True)):
         _refuse_tier_without_fit(kind, fits, coefficients)
         dtype = answering_dtype(facts, implementation, kind)
-        kind["other_format"], kind["dtype"] = dtype != kind["dtype"], dtype
+        stands_in = kind.get("format") in _measured_as()
+        kind["other_format"], kind["dtype"] = stands_in or dtype != kind["dtype"], dtype
         hypothetical = bool(measured_as.get(kind["gpu"]))
         uses_own_fit = _note_answer(family, kind, implementation, facts, coefficients, fits, hypothetical)
         path = {

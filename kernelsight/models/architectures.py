@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight import errors
 from kernelsight.errors import InvalidInput
@@ -19,27 +19,28 @@ from kernelsight.files.bounded_files import read_text
 from kernelsight.files.bounded_values import parse_yaml
 from kernelsight.models.config_fields import ConfigFields, Field
 from kernelsight.models.expressions import Expression
-from kernelsight.models.field_files import FieldFile, FieldScope, line_of
+from kernelsight.models.field_files import FIELD, SCALAR, FieldFile, FieldScope, line_of, misfit
 from kernelsight.models.limits import longest_context
+from kernelsight.number_format import number
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.column import Column
 
 FOLDER = Path(__file__).parent.parent / "catalog" / "architectures"
 LARGEST_FILE = 2**16
 # far above any model: a typo must not make a list of a billion layers
 MOST_LAYERS = 10_000
+EXPRESSIONS = {"*": SCALAR}
 SECTIONS = {
-    "architectures": list,
-    "like": list | str,
-    "source": str,
-    "fields": dict,
-    "layers": dict,
-    "columns": dict,
-    "products": dict,
-    "modules": dict,
-    "checks": list,
-    "notes": list,
+    **{"architectures": [str], "like": [str, [str]], "source": str},
+    "fields": {"*": [SCALAR, FIELD]},
+    **{"layers": EXPRESSIONS, "columns": EXPRESSIONS, "modules": {"*": [str]}},
+    "products": {"*": {"for": [str], "format": str, "n": [SCALAR, EXPRESSIONS], "k": [SCALAR, EXPRESSIONS]}},
+    "checks": [{"holds": SCALAR, "field": str, "expected": str}],
+    "notes": [{"when": SCALAR, "note": str}],
 }
-ATTENTION = ("full", "sliding", "selected", "mla", "sparse", "compressed", "linear", "none")
-FEED_FORWARD = ("dense", "moe", "none")
+"""Form of a file; see :func:`~kernelsight.models.field_files.misfit`."""
+KINDS_OF_LAYERS = ("count", "attention", "ffn")
 # sizes of a layer that an architecture states where they differ from those of the model
 SIZES = (
     *("heads", "kv_heads", "head_dim", "v_head_dim", "window", "intermediate", "experts", "top_k"),
@@ -47,6 +48,7 @@ SIZES = (
 )
 # what the sides of a further product are multiples of: numbers of a layer on one GPU
 UNITS = ("one", "heads", "kv_heads", "intermediate", "shared_intermediate")
+TYPES = {"int64": (int, "a whole number"), "string": (str, "text"), "bool": (bool, "true or false")}
 # names in expressions that are no fields
 BOUND = ("layer", "layer_count")
 
@@ -55,8 +57,8 @@ class Shape(NamedTuple):
     """What an architecture makes of a config: columns of ``models``, and each layer's attention and feed-forward."""
 
     columns: dict[str, Any]
-    attention: list[str]  # of each layer: one of ATTENTION
-    ffn: list[str]  # of each layer: one of FEED_FORWARD
+    attention: list[str]  # of each layer, as ``model_layers`` names them
+    ffn: list[str]  # of each layer
     sizes: list[dict[str, Any]]  # of each layer: those that differ from the model's, and its further products
     notes: tuple[str, ...]  # sentences on what is not modelled
     modules: dict[str, list[str]]  # module names of matrices by class
@@ -97,28 +99,22 @@ def architecture_of(name: object, label: str, own: Path | None = None) -> Archit
 
     InvalidInput: no file reads the class.
     """
-    files = _files(own)
+    files = _files() if own is None else {**_files(), str(own): _content(own)}
     by_class = {each: stem for stem, content in files.items() for each in content.get("architectures", ())}
     if not isinstance(name, str) or name not in by_class:
         refused = errors.config_unsupported(label, "architecture", name, sorted(by_class))
         raise InvalidInput(f"{refused} State how another is read with --architecture FILE, or use --model-like M.")
-    return _architecture(by_class[name], own)
-
-
-def known_architectures() -> list[str]:
-    """Return the classes that the catalogue's files read, sorted."""
-    return sorted(name for content in _files(None).values() for name in content.get("architectures", ()))
+    return _known(by_class[name]) if own is None else _architecture(by_class[name], files, str(own))
 
 
 @cache
-def _files(own: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the content of every file by its stem, the user's own among them."""
+def _files() -> dict[str, dict[str, Any]]:
+    """Return the content of every file of the catalogue by its stem."""
     from kernelsight.caches.disk_cache import cached_for_program
     from kernelsight.catalog.tables import program
 
     paths = sorted(FOLDER.glob("*.yaml"))
-    known = cached_for_program(program(), "architectures", lambda: {path.stem: _content(path) for path in paths})
-    return known if own is None else known | {str(own): _content(own)}
+    return cached_for_program(program(), "architectures", lambda: {path.stem: _content(path) for path in paths})
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -132,27 +128,33 @@ def _content(path: Path) -> dict[str, Any]:
     content = documents[0] if len(documents) == 1 else None
     if not isinstance(content, dict):
         raise refuse("is not one YAML mapping")
-    for name, value in content.items():
-        if name not in SECTIONS or not isinstance(value, SECTIONS[name]):
-            expected = f"sections are {', '.join(SECTIONS)}" if name not in SECTIONS else "it has another type"
-            raise InvalidInput(f"architecture file {path}, line {line_of(text, str(name))}: {name!r}: {expected}.")
+    if found := misfit(content, SECTIONS):
+        *place, expected = found
+        line = max(line_of(text, name) for name in place)
+        raise InvalidInput(f"architecture file {path}, line {line}: {'.'.join(place)} must be {expected}.")
     return content | {"text": text}
 
 
 @cache
-def _architecture(stem: str, own: Path | None) -> Architecture:
-    """Return the compiled architecture of a file, merged with those that it is like."""
-    from kernelsight.catalog.tables import contracts
+def _known(stem: str) -> Architecture:
+    return _architecture(stem, _files())
 
-    merged = _merged(stem, _files(own))
-    reading = _ArchitectureFile(str(own) if stem == str(own) else f"{stem}.yaml", merged["text"])
+
+def _architecture(stem: str, files: Mapping[str, dict[str, Any]], own: str = "") -> Architecture:
+    """Return the compiled architecture of a file, merged with those that it is like; ``own``: the user's file."""
+    merged = _merged(stem, files)
+    reading = _ArchitectureFile(stem if stem == own else f"{stem}.yaml", merged["text"])
     fields = reading.fields(merged["fields"], BOUND)
-    unknown = sorted(set(merged["layers"]) - {"count", "attention", "ffn", *SIZES})
-    if unknown:
-        raise reading.wrong(unknown[0], f"a layer has count, attention, ffn, {', '.join(SIZES)}")
-    unknown = sorted(set(merged["columns"]) - set(contracts()["models"].column_names))
-    if unknown:
-        raise reading.wrong(unknown[0], "the table models has no such column")
+    own_columns = _own_columns()
+    for section, may, must in (
+        ("layers", {*KINDS_OF_LAYERS, *SIZES}, KINDS_OF_LAYERS),
+        ("columns", {each.name for each in own_columns}, [each.name for each in own_columns if not each.nullable]),
+    ):
+        if unknown := sorted(set(merged[section]) - may):
+            near = " or ".join(errors.nearest(unknown[0], may)) or "another name"
+            raise reading.wrong(unknown[0], f"there is none among {section}; did you mean {near}?")
+        if missing := [name for name in must if name not in merged[section]]:
+            raise reading.wrong(section, f"they lack {', '.join(missing)}; be like decoder, or state them")
     return Architecture(
         reading.origin,
         fields,
@@ -161,8 +163,30 @@ def _architecture(stem: str, own: Path | None) -> Architecture:
         tuple(reading.product(name, value) for name, value in merged["products"].items()),
         merged["modules"],
         tuple(reading.check(entry) for entry in merged["checks"]),
-        tuple((reading.expression("when", entry.get("when", True)), str(entry["note"])) for entry in merged["notes"]),
+        tuple(
+            (reading.expression("when", entry.get("when", True)), entry.get("note", "")) for entry in merged["notes"]
+        ),
     )
+
+
+@cache
+def _own_columns() -> tuple[Column, ...]:
+    """Return the columns of ``models`` that an architecture states: not its name, formats, or what is read beside."""
+    from kernelsight.catalog.tables import contracts
+
+    beside = """
+        model huggingface_id architecture layer_count dtype notes source mtp_format draft_inputs
+        attention_format ffn_format expert_format activation_scales kv_cache_format
+    """.split()
+    return tuple(column for column in contracts()["models"].columns if column.name not in beside)
+
+
+@cache
+def _kinds(name: str) -> tuple[str, ...]:
+    """Return the kinds of attention, or of ``ffn``, that a layer may have, as ``model_layers`` declares them."""
+    from kernelsight.catalog.tables import contracts
+
+    return next(column.allowed for column in contracts()["model_layers"].columns if column.name == name)
 
 
 def _merged(stem: str, files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -206,9 +230,9 @@ class _ArchitectureFile(FieldFile):
 
     def product(self, name: str, declared: Any) -> Product:
         """Return a further product of layers."""
-        declared = {"format": "ffn"} | (declared if isinstance(declared, dict) else {})
-        kinds, known = declared.get("for"), {*ATTENTION, *FEED_FORWARD}
-        if set(declared) != {"for", "format", "n", "k"} or not isinstance(kinds, list) or not set(kinds) <= known:
+        declared = {"format": "ffn"} | declared
+        kinds, known = declared.get("for"), {*_kinds("attention"), *_kinds("ffn")}
+        if set(declared) != {"for", "format", "n", "k"} or not set(kinds) <= known:
             raise self.wrong(name, "a product states for (kinds of layers), n, k, and format")
         if declared["format"] not in ("attention", "ffn", "expert", "dtype"):
             raise self.wrong(name, "the format of a product is attention, ffn, expert or dtype")
@@ -222,8 +246,8 @@ class _ArchitectureFile(FieldFile):
 
     def check(self, entry: Any) -> Check:
         """Return a condition on a config."""
-        if not isinstance(entry, dict) or set(entry) != set(Check._fields):
-            raise self.wrong("checks", f"each has {', '.join(Check._fields)}")
+        if set(entry) != set(Check._fields) or entry["field"] not in self.known:
+            raise self.wrong("checks", f"each has {', '.join(Check._fields)}, and its field is a declared one")
         return Check(self.expression("holds", entry["holds"]), str(entry["field"]), str(entry["expected"]))
 
 
@@ -241,10 +265,11 @@ class _Scope(FieldScope):
     def __missing__(self, name: str) -> Any:
         if name != "layer_count":
             return super().__missing__(name)
-        layers = self.value(self.architecture.layers["count"])
-        if not 1 <= layers <= MOST_LAYERS:
-            name = self.architecture.layers["count"].names[0]
-            raise self.wrong(name, self[name], f"of 1 to {MOST_LAYERS} layers")
+        count = self.architecture.layers["count"]
+        layers = self.value(count)
+        if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+            expected = f"of 1 to {number(MOST_LAYERS)} layers"
+            raise FieldScope.wrong(self, (*count.names, "count")[0], f"{layers} layers", expected)
         self["layer_count"] = layers
         return layers
 
@@ -264,36 +289,56 @@ def shape_of(architecture: Architecture, config: ConfigFields) -> Shape:
     scope = _Scope(architecture, config)
     scope.attention, scope.ffn = (
         list(_of_layers(scope, architecture.layers[name], name, known))
-        for name, known in (("attention", ATTENTION), ("ffn", FEED_FORWARD))
+        for name, known in (("attention", _kinds("attention")), ("ffn", _kinds("ffn")))
     )
     sizes = [_sizes_of(scope, layer) for layer in range(scope["layer_count"])]
-    for name, value in scope.items():
-        field = architecture.fields.get(name)
-        if field and field.kind == "kinds" and len(value or ()) not in (0, scope["layer_count"]):
+    for name, field in architecture.fields.items():
+        # lists of layers are checked whether or not an expression reads them
+        is_listed = field.kind in ("kinds", "numbers") and field.place(config) is not None
+        value = scope[name] if is_listed else []
+        if field.kind == "kinds" and len(value) not in (0, scope["layer_count"]):
             raise scope.wrong(name, len(value), "")
-        if field and field.kind == "numbers" and value and max(value) >= field.least + scope["layer_count"]:
+        if field.kind == "numbers" and value and max(value) >= field.least + scope["layer_count"]:
             last = field.least + scope["layer_count"] - 1
             raise scope.wrong(name, max(value), f"numbers of layers, {field.least} to {last}")
     evaluated = {name: each for name, each in architecture.columns.items() if name != "sliding_window"}
     columns = {"layer_count": scope["layer_count"], "sliding_window": None}
-    columns["max_positions"] = scope.value(evaluated.pop("max_positions"))
+    columns["max_positions"] = _whole(scope, "max_positions", evaluated.pop("max_positions"))
     if "sliding" in scope.attention:
-        window = scope.value(architecture.columns["sliding_window"])
+        window = _whole(scope, "sliding_window", architecture.columns["sliding_window"])
         if window >= columns["max_positions"]:
             scope.attention = ["full" if kind == "sliding" else kind for kind in scope.attention]
         else:
             columns["sliding_window"] = window
     columns |= {name: scope.value(each) for name, each in evaluated.items()}
+    for column in _own_columns():
+        value = columns.get(column.name)
+        kind, words = TYPES[column.type]
+        if type(value) is not kind and not (value is None and column.nullable):
+            raise _wrong_value(scope, column.name, value, words)
     for check in architecture.checks:
         if not scope.value(check.holds):
             stated = architecture.fields[check.field].place(config)
             value = stated[0].values[stated[1]] if stated else scope[check.field]
-            expected = _filled(check.expected, lambda name: f"{scope.spelling(name)} ({scope[name]})")
+            expected = _filled(check.expected, scope, lambda name: f"{scope.spelling(name)} ({scope[name]})")
             raise errors.config_field_wrong(*architecture.fields[check.field].label_name(config), value, expected)
     notes = tuple(
-        _filled(note, lambda name: f"{scope[name]:,}") for when, note in architecture.notes if scope.value(when)
+        _filled(note, scope, lambda name: number(scope[name])) for when, note in architecture.notes if scope.value(when)
     )
     return Shape(columns, scope.attention, scope.ffn, sizes, notes, architecture.modules)
+
+
+def _whole(scope: _Scope, name: str, expression: Expression) -> int:
+    """Return the value of an expression, a whole number of at least 0."""
+    value = scope.value(expression)
+    if type(value) is not int or value < 0:
+        raise _wrong_value(scope, name, value, "a whole number of at least 0")
+    return value
+
+
+def _wrong_value(scope: _Scope, name: str, value: Any, expected: str) -> InvalidInput:
+    origin = scope.architecture.origin
+    return InvalidInput(f"architecture file {origin}: {name} is {value!r} for this config, but must be {expected}.")
 
 
 def _sizes_of(scope: _Scope, layer: int) -> dict[str, Any]:
@@ -302,25 +347,24 @@ def _sizes_of(scope: _Scope, layer: int) -> dict[str, Any]:
     kinds = (scope.attention[layer], scope.ffn[layer])
     layers = scope.architecture.layers
     sizes = {name: scope.value(layers[name]) for name in SIZES if name in layers}
+    sizes = {name: _whole(scope, name, layers[name]) for name, value in sizes.items() if value is not None}
     products = [
         {"name": product.name, "format": product.format}
         | {
             f"{side}{of}": value
             for side, (size, unit) in zip("nk", product.sides, strict=True)
-            for of, value in (("", scope.value(size)), ("_of", unit))
+            for of, value in (("", _whole(scope, product.name, size)), ("_of", unit))
         }
         for product in scope.architecture.products
         if {*kinds} & {*product.kinds}
     ]
     products = [product for product in products if product["n"] and product["k"]]
-    return {name: value for name, value in sizes.items() if value is not None} | (
-        {"products": products} if products else {}
-    )
+    return sizes | ({"products": products} if products else {})
 
 
-def _filled(text: str, written: Callable[[str], str]) -> str:
+def _filled(text: str, scope: _Scope, written: Callable[[str], str]) -> str:
     """Return a text with what is written for the fields that it names in braces."""
-    return re.sub(r"\{(\w+)\}", lambda found: written(found[1]), text)
+    return re.sub(r"\{(\w+)\}", lambda found: written(found[1]) if found[1] in scope.fields else found[0], text)
 
 
 def _of_layers(scope: _Scope, expression: Expression, name: str, known: Iterable[str]) -> Iterable[str]:

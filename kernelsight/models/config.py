@@ -14,7 +14,7 @@ from kernelsight import errors
 from kernelsight.files.bounded_values import read_json
 from kernelsight.models.architectures import Shape, architecture_of, shape_of
 from kernelsight.models.config_fields import ConfigFields
-from kernelsight.models.limits import check_heads, check_layers, check_rope, check_total
+from kernelsight.models.limits import check_heads, check_rope, check_total
 from kernelsight.models.quantization import read_formats
 
 CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
@@ -75,7 +75,7 @@ def read_config(
     architecture = next(iter(ConfigFields(config, label).items("architectures")), None)
     known = architecture_of(architecture, label, own_architecture)
     fields = _language_model(config, label)
-    check_layers(fields)
+    fields.size("sliding_window", default=None, least=0)  # whether or not a layer has one
     shape = shape_of(known, fields)
     columns = shape.columns
     check_heads(fields, columns)
@@ -115,7 +115,9 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
     mixers = {"linear": "linear", "mla": "latent", "sparse": "latent", "compressed": "latent"}
     attention = []
     for kind in [kind for kind in dict.fromkeys(shape.attention) if kind != "none"]:
-        attention += [middle(shape.attention, kind) + name for name in shape.modules[mixers.get(kind, "softmax")]]
+        attention += [
+            middle(shape.attention, kind) + name for name in shape.modules.get(mixers.get(kind, "softmax"), ())
+        ]
     dense, moe = middle(shape.ffn, "dense"), middle(shape.ffn, "moe")
     some = dense or moe or "model.layers.0."  # layers without feed-forward have no such matrices
     # a shared expert represents the class: more layers have one than are dense
@@ -123,13 +125,13 @@ def _representative_modules(shape: Shape) -> dict[str, list[str]]:
     ffn_layer, ffn_kind = (moe, "shared") if shared and moe else (some, "dense")
     modules = {
         "attention": attention,
-        "ffn": [ffn_layer + name for name in shape.modules[ffn_kind]],
-        "expert": [(moe or some) + name for name in shape.modules["expert"]],
+        "ffn": [ffn_layer + name for name in shape.modules.get(ffn_kind, ())],
+        "expert": [(moe or some) + name for name in shape.modules.get("expert", ())],
     }
     if shape.columns.get("mtp_layers"):
-        # the layer after the last one, unless the architecture has a module of its own
+        # the layer after the last one, unless the architecture names another module
         layer = (*shape.modules.get("mtp_layer", ()), f"model.layers.{len(layers)}.")[0]
-        modules["mtp"] = [layer + name for name in shape.modules["expert" if moe else "dense"]]
+        modules["mtp"] = [layer + name for name in shape.modules.get("expert" if moe else "dense", ())]
     return modules
 
 
@@ -253,12 +255,31 @@ def _names() -> tuple[dict[str, str], tuple[str, ...]]:
 
     entries = list(_entries(CATALOGUE))
     pairs = [(name, entry["model"]) for entry in entries for name in (entry["model"], entry["huggingface_id"])]
-    pairs += [(row["name"], row["model"]) for row in facts("model_aliases").to_pylist()]
+    pairs += [(row["name"], row["model"]) for row in facts("model_aliases").to_pylist() if row["compared"]]
     by_key: dict[str, str] = {}
     for name, model in pairs:
         by_key.setdefault(_lookup_key(name), model)
         by_key.setdefault(_lookup_key(name.rsplit("/", 1)[-1]), model)
     return by_key, tuple(entry["model"] for entry in entries)
+
+
+@cache
+def _likely() -> dict[str, tuple[str, str]]:
+    """Return the catalogue names, with the reason, of names that are taken as a shape, by lookup key."""
+    from kernelsight.catalog.tables import facts
+
+    rows = [row for row in facts("model_aliases").to_pylist() if not row["compared"]]
+    spelled = [(name, row) for row in rows for name in (row["name"], row["name"].rsplit("/", 1)[-1])]
+    return {_lookup_key(name): (row["model"], row["source"]) for name, row in spelled}
+
+
+def likely_shape(name: str) -> tuple[str, str] | None:
+    """Return the catalogue name that a name is taken as, and why, though their configs were not compared; else None.
+
+    >>> likely_shape("Qwen/QwQ-32B")
+    ('qwen2.5-32b', 'fine-tune: by its name and model card')
+    """
+    return _likely().get(_lookup_key(name))
 
 
 @cache

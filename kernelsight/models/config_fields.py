@@ -154,8 +154,7 @@ def _choice(field: Field, held: ConfigFields, name: str) -> Any:
 
 def _kinds(field: Field, held: ConfigFields, name: str) -> list[Any]:
     """Return a list with an entry a layer, or a text with a letter a layer, translated by ``values``."""
-    listed = held.values[name]
-    listed = list(listed) if isinstance(listed, str) else held.items(name)
+    listed = list(held.values[name]) if isinstance(held.values[name], str) else held.items(name)
     known = {str(key): value for key, value in field.values.items()}
     for entry in listed:
         if isinstance(entry, bool) or not isinstance(entry, (str, int)) or str(entry) not in known:
@@ -163,21 +162,13 @@ def _kinds(field: Field, held: ConfigFields, name: str) -> list[Any]:
     return [known[str(entry)] for entry in listed]
 
 
-def _numbers(field: Field, held: ConfigFields, name: str) -> list[int]:
-    """Return a list of numbers of layers, of which ``least`` is the first."""
-    listed = held.items(name)
-    for entry in listed:
-        if type(entry) is not int or not field.least <= entry <= field.most:
-            raise errors.config_field_wrong(held.label, name, entry, f"numbers of layers, from {field.least}")
-    return listed
-
-
 def _list(field: Field, held: ConfigFields, name: str) -> list[int]:
-    """Return a list of whole numbers from ``least`` on."""
+    """Return a list of whole numbers from ``least`` on; ``numbers``: of layers, of which that is the first."""
     listed = held.items(name)
     for entry in listed:
         if type(entry) is not int or not field.least <= entry <= field.most:
-            raise errors.config_field_wrong(held.label, name, entry, f"whole numbers of at least {field.least}")
+            of_layers = "numbers of layers" if field.kind == "numbers" else "whole numbers"
+            raise errors.config_field_wrong(held.label, name, entry, f"{of_layers}, from {field.least}")
     return listed
 
 
@@ -203,11 +194,6 @@ def _block(field: Field, held: ConfigFields, name: str) -> list[int]:
     return block
 
 
-def _dynamic(field: Field, held: ConfigFields, name: str) -> bool:
-    """Return whether scales are computed at run time: true, or "local", a scale per block."""
-    return held.values[name] == "local" or held.flag(name)
-
-
 KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
     "size": _size,
     "uniform": _uniform,
@@ -216,11 +202,12 @@ KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
     "fraction": lambda field, held, name: held.fraction(name, default=1.0),
     "choice": _choice,
     "kinds": _kinds,
-    "numbers": _numbers,
+    "numbers": _list,
     "list": _list,
     "each": _each,
     "block": _block,
-    "dynamic": _dynamic,
+    "dynamic": lambda field, held, name: held.values[name] == "local" or held.flag(name),
     "any": lambda field, held, name: held.values[name],
 }
-"""Readers of a field by its kind; ``uniform``: a size, or a list of equal sizes; ``any``: only whether it is there."""
+"""Readers of a field by its kind; ``uniform``: a size, or a list of equal sizes; ``any``: only whether it is there;
+``dynamic``: whether scales are computed at run time (true, or "local", a scale per block)."""

@@ -11,6 +11,45 @@ from kernelsight.errors import InvalidInput
 from kernelsight.models.config_fields import KINDS, ConfigFields, Field
 from kernelsight.models.expressions import WORDS, Expression, Impossible, Malformed, read_expression
 
+SCALAR = (str, int, float, bool, type(None))
+FIELD = {
+    **{"kind": str, "names": [str], "least": int, "most": int, "values": {"*": SCALAR}, "absent": [(*SCALAR, list)]},
+    **{"default": SCALAR, "required": bool},
+}
+"""Form of a declared field; see :func:`misfit`."""
+
+
+def misfit(value: Any, form: Any) -> tuple[str, ...] | None:
+    """Return the path to the first part of a value that has another form, with what it must be; None: it fits.
+
+    A form is a type or several, ``[form]`` a list of it, ``{"*": form}`` a mapping to it, another mapping the entries
+    that there may be, and a list of two or more forms any of them.
+
+    >>> misfit({"names": ["a", 1]}, {"names": [str]}), misfit("full", [str, [str]])
+    (('names', 'text'), None)
+    """
+    if isinstance(form, list) and len(form) > 1:
+        found = [misfit(value, each) for each in form]
+        return None if None in found else max((each for each in found if each), key=len)
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return ("a list",)
+        return next((found for item in value if (found := misfit(item, form[0]))), None)
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return ("a mapping",)
+        inner = form.get("*")
+        for name, item in value.items():
+            if inner is None and name not in form:
+                return (str(name), f"one of the known names: {', '.join(form)}")
+            if found := misfit(item, form[name] if inner is None else inner):
+                return (str(name), *found)
+        return None
+    if isinstance(value, form) and not (isinstance(value, bool) and form is int):
+        return None
+    words = {str: "text", int: "a whole number", bool: "true or false"}
+    return (words.get(form, "text, a number, true, false or null"),)
+
 
 def line_of(text: str, name: str) -> int:
     """Return the number of the first line that begins with a name; 1 where there is none."""
@@ -42,11 +81,8 @@ class FieldFile:
 
     def _field(self, name: str, declared: Any) -> Field:
         """Return a declared field without its default."""
-        if not isinstance(declared, dict) or declared.get("kind", "size") not in KINDS:
+        if declared.get("kind", "size") not in KINDS:
             raise self.wrong(name, f"a field has a kind: {', '.join(KINDS)}")
-        unknown = sorted(set(declared) - {*Field._fields[1:]})
-        if unknown or not isinstance(declared.get("values", {}), dict):
-            raise self.wrong(name, f"a field has {', '.join(Field._fields[1:])}, not {unknown or 'other values'}")
         lists = {key: tuple(declared[key]) for key in ("names", "absent") if key in declared}
         rest = {key: value for key, value in declared.items() if key != "default"}
         return Field(name, **rest | lists)
@@ -89,6 +125,10 @@ class FieldScope(dict):
             return expression.evaluate(self)
         except Impossible as problem:
             raise self.wrong(problem.name, problem.value, problem.expected) from None
+        except (TypeError, ValueError, ArithmeticError, RecursionError) as problem:
+            raise InvalidInput(
+                f"config of {self.config.label}: {expression.text!r} has no value for it ({problem})."
+            ) from None
 
     def spelling(self, name: str) -> str:
         """Return the name of a field in this config."""

@@ -12,22 +12,8 @@ from kernelsight.number_format import number
 
 # a thousand times the largest published model; below it bytes, FLOP of a step and their sums fit 64 bits
 MOST_PARAMETERS = 10**15
-# entries of layer_types: those of transformers 5.23.0 (configuration_utils.py, with older names), and of Nemotron-H
-LAYER_TYPES = frozenset(
-    "full_attention sliding_attention chunked_attention window_attention indexed_attention compressed_sparse_attention "
-    "heavily_compressed_attention minimax_m3_sparse conv moe hybrid hybrid_sliding reference_sliding_attention "
-    "linear_attention sparse dense mamba attention deepseek_sparse_attention qwen_sparse_attention mlp".split()
-)
 # fields of rope_scaling and rope_parameters that multiply or divide
 FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "rope_theta")
-
-
-def check_layers(fields: ConfigFields) -> None:
-    """Raise InvalidInput for a window or layer types that no model has, whether or not the architecture reads them."""
-    fields.size("sliding_window", default=None, least=0)
-    for kind in fields.items("layer_types", default=[]):
-        if not isinstance(kind, str) or kind not in LAYER_TYPES:
-            raise errors.config_unsupported(fields.label, "layer_types entry", kind, sorted(LAYER_TYPES))
 
 
 def check_heads(fields: ConfigFields, columns: Mapping[str, Any]) -> None:

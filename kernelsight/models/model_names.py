@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, KernelSightError
-from kernelsight.models.config import Rows, catalogue_name, load_catalogue, read_config_file, resolve
+from kernelsight.models.config import Rows, catalogue_name, likely_shape, load_catalogue, read_config_file, resolve
 
 # endings of names in a format that no kernel family computes
 UNSUPPORTED = {
-    "-bnb-4bit": "bitsandbytes 4 bit",
-    "-bnb-8bit": "bitsandbytes 8 bit",
     "-gguf": "GGUF",
     "-exl2": "ExLlama",
     "-exl3": "ExLlama",
@@ -61,7 +59,10 @@ def find_variant(name: str) -> Variant | None:
         if base and row["owner"] in ("*", owner):
             return Variant(base, row["quantization"], row["source"])
     base = _name_in_catalogue(repository)
-    return Variant(base, None, "a copy of the same name") if base else None
+    if base is None:
+        return None
+    likely = likely_shape(repository)
+    return Variant(base, None, likely[1] if likely else "a copy of the same name")
 
 
 def _name_in_catalogue(repository: str) -> str | None:
@@ -69,7 +70,8 @@ def _name_in_catalogue(repository: str) -> str | None:
     try:
         return resolve(repository)
     except KernelSightError:
-        return None
+        likely = likely_shape(repository)
+        return likely[0] if likely else None
 
 
 @cache
@@ -127,7 +129,8 @@ def variant_rows(name: str, variant: Variant, row: Mapping[str, Any], layers: It
         )
         columns |= {column: formats[column] or row["dtype"] for column in FORMATS}
         columns |= {"activation_scales": formats["activation_scales"], "kv_cache_format": row["dtype"]}
-        note += f" with quantization {quantization}, as its name says ({variant.source})"
+        note += f" with quantization {quantization}, as its name says"
+    note += f" ({variant.source})"
     return _derived_rows(catalogue_name(name.rstrip("/")), row, layers, columns, note)
 
 

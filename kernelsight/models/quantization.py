@@ -21,26 +21,6 @@ from kernelsight.models.expressions import Expression
 from kernelsight.models.field_files import FieldFile, FieldScope
 
 METHODS_FILE = Path(__file__).parent.parent / "catalog" / "quantization_methods.yaml"
-# of weights alone: activations keep the model's dtype
-WEIGHT_ONLY_ENDING = "_wo"
-# widest first: for a class with mixed formats the widest is used, with a note
-WIDTH_ORDER = (
-    *(
-        "fp32",
-        "bf16",
-        "fp16",
-        "fp8_block",
-        "fp8",
-        "int8",
-        "int8_wo",
-        "nvfp4_wo",
-        "int4_g32_wo",
-        "mxfp4_wo",
-        "nf4_wo",
-        "int4_wo",
-    ),
-    *("nvfp4", "mxfp4", "int3_wo", "int2_wo"),
-)
 # paths of the decoder in text-only and multimodal checkpoints
 DECODER_PATHS = ("model.", "model.language_model.", "language_model.model.", "backbone.")
 
@@ -59,6 +39,24 @@ class Method(NamedTuple):
     groups: str | None
     targets: str | None
     experts: Mapping[str, str]
+
+
+@cache
+def _bits() -> dict[str, tuple[float, float]]:
+    """Return the bits of a weight and of an activation of each number format."""
+    from kernelsight.catalog.tables import facts
+
+    return {row["format"]: (row["weight_bits"], row["activation_bits"]) for row in facts("number_formats").to_pylist()}
+
+
+def of_weights_alone(number_format: str) -> bool:
+    """Return whether only weights are narrow, as in int4_wo: activations keep the model's dtype.
+
+    >>> of_weights_alone("int4_wo"), of_weights_alone("nvfp4"), of_weights_alone("bf16")
+    (True, False, False)
+    """
+    weight_bits, activation_bits = _bits()[number_format]
+    return weight_bits < 16 <= activation_bits
 
 
 @cache
@@ -181,7 +179,7 @@ def _block_of(fields: ConfigFields, quant_config: Mapping[str, Any] | None) -> t
         return block, "modelopt"
     block = fields.inside("quantization_config", default=None)
     if not block:
-        # MLX writes a block of its own beside no quantization_config
+        # MLX writes another block, and no quantization_config
         block = fields.inside("quantization", default=None)
         return (block, "mlx") if block else None
     # earlier exports of ModelOpt have quant_algo, but no quant_method
@@ -204,6 +202,12 @@ def _kv_cache_format(fields: ConfigFields, dtype: str) -> str:
     raise errors.config_unsupported(fields.label, "KV cache quantisation", algorithm, ["FP8"])
 
 
+def _format_of_experts(method: Method, *places: ConfigFields) -> str | None:
+    """Return the format that a config states for its routed experts alone; None: none."""
+    stated = (place.values.get(method.experts.get("field", "")) for place in places)
+    return next((method.experts[each] for each in stated if isinstance(each, str) and each in method.experts), None)
+
+
 def read_formats(
     fields: ConfigFields, quant_config: Mapping[str, Any] | None, modules: Mapping[str, Sequence[str]], dtype: str
 ) -> tuple[dict[str, str], list[str]]:
@@ -216,17 +220,16 @@ def read_formats(
     found = _block_of(fields, quant_config)
     method = _methods()[found[1]] if found else None
     format_of, scales = _forms_of(found[0], method) if found else (lambda module: None, "none")
-    stated = method and (
-        fields.values.get(method.experts.get("field")) or found[0].values.get(method.experts.get("field"))
-    )
-    experts = method.experts.get(stated) if isinstance(stated, str) else None
+    experts = _format_of_experts(method, fields, found[0]) if found else None
     columns, notes = {}, []
     for name, members in modules.items():
-        formats = {experts if experts and ".experts." in module else format_of(module) or dtype for module in members}
-        columns[f"{name}_format"] = min(formats, key=WIDTH_ORDER.index)
+        stated = {(".experts." in module and experts) or format_of(module) or dtype for module in members}
+        formats = stated or {dtype}
+        # of several the widest is used, with a note
+        columns[f"{name}_format"] = max(sorted(formats), key=lambda each: _bits()[each])
         if len(formats) > 1:
             notes.append(f"{name} weights mix {' and '.join(sorted(formats))}: counted as {columns[f'{name}_format']}")
-    scaled = {value for value in columns.values() if not value.endswith(WEIGHT_ONLY_ENDING)} - {dtype}
+    scaled = {value for value in columns.values() if not of_weights_alone(value)} - {dtype}
     columns["activation_scales"] = scales if scaled else "none"
     columns["kv_cache_format"] = _kv_cache_format(found[0], dtype) if found else dtype
     return columns, notes

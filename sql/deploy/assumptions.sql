@@ -70,7 +70,7 @@ sentences as (
     ('engine version', coalesce(stated.tier, 'auto') <> 'roofline'
        and version_numbers(stated.engine_version) > version_numbers(versions.swept_to),
      format('engine_version {} is newer than {} {}, the newest of which kernels were measured: '
-            || 'what is known of that version stands in (table engine_versions)',
+            || 'those kernels stand in (table engine_versions)',
             stated.engine_version, versions.engine, versions.swept_to)),
     ('expert tiles', is_timed,
      format('{} {} has no tuned tiles for {} experts of width {} on {}, and takes small ones in steps of more tokens than experts '
@@ -115,7 +115,7 @@ sentences as (
                  else 'attention over them costs as much as over that many additional heads' end)),
     ('data parallel', settings.dp > 1,
      case when settings.lock_step
-            then 'data-parallel ranks begin and end each step together; one without requests takes no time of its own'
+            then 'data-parallel ranks begin and end each step together; one without requests adds no time'
           when models.experts is null then 'data-parallel replicas step independently'
           else 'data-parallel replicas step independently, each as if the others sent equally many tokens to MoE layers' end),
     ('batch wait', settings.lock_step and settings.batch_wait_timeout_iters > 0,

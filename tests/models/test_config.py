@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelsight import errors
-from kernelsight.models.architectures import known_architectures
 from kernelsight.models.config import CATALOGUE, read_config, read_config_file
 
 CONFIGS = {entry["model"]: entry for entry in map(json.loads, CATALOGUE.read_text().splitlines())}
@@ -175,7 +174,7 @@ def test_an_unknown_architecture_is_refused_with_the_supported_ones():
     with pytest.raises(errors.InvalidInput) as refused:
         read(LLAMA, architectures=["MambaForCausalLM"])
     assert "architecture 'MambaForCausalLM' is not supported" in str(refused.value)
-    assert all(name in str(refused.value) for name in known_architectures())
+    assert {"LlamaForCausalLM", "DeepseekV4ForCausalLM"} <= set(re.findall(r"\w+", str(refused.value)))
     for nothing in ([], [["LlamaForCausalLM"]], [None]):
         with pytest.raises(errors.InvalidInput, match="architecture"):
             read(LLAMA, architectures=nothing)

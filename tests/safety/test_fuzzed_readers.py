@@ -28,7 +28,7 @@ from kernelsight.kernels.pack import default_pack, read_pack
 from kernelsight.logs import read_logs
 from kernelsight.measure.journal import Points, read_points
 from kernelsight.measure.suite import read_suite
-from kernelsight.models.config import read_config_file
+from kernelsight.models.config import read_config, read_config_file
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
 from kernelsight.scenario.grid import read_grid
@@ -221,6 +221,13 @@ def saved_bytes(folder: Path) -> bytes:
 
 
 # name of the file: what a sound one holds, and who reads it
+ARCHITECTURE = {"like": "llama", "architectures": ["LlamaForCausalLM"], "layers": {"attention": "full"}}
+
+
+def read_architecture(_: Session, path: Path) -> None:
+    read_config(TINY_CONFIG, model="m", huggingface_id=None, source="here", own_architecture=path)
+
+
 FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "trace.csv": (lambda _: csv(ROWS), lambda _, path: read_trace(path)),
     "trace.jsonl": (lambda _: lines(ROWS), lambda _, path: read_trace(path)),
@@ -228,6 +235,7 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "trace.jsonl.gz": (lambda _: gzip.compress(lines(ROWS)), lambda _, path: read_trace(path)),
     "agent.json": (lambda _: config_bytes(CONVERSATION), lambda _, path: read_load(path)),
     "config.json": (lambda _: config_bytes(TINY_CONFIG), lambda _, path: read_config_file(path)),
+    "mine.yaml": (lambda _: config_bytes(ARCHITECTURE), read_architecture),
     "grid.json": (lambda _: config_bytes(GRID[0]), read_grid_and_plan),
     "grid.csv": (lambda _: csv(GRID), read_grid_and_plan),
     "grid.parquet": (lambda _: parquet(GRID), read_grid_and_plan),
@@ -361,6 +369,7 @@ def test_a_file_that_was_changed_is_read_or_refused(
 OBJECTS = {
     "tuning.json": TUNING,
     "config.json": TINY_CONFIG,
+    "mine.yaml": ARCHITECTURE,
     "grid.json": GRID[0],
     "gpus.json": GPU,
     "host.json": HOST,
@@ -370,13 +379,8 @@ OBJECTS = {
     "proposals.jsonl": {"candidate_id": "a", "parameters": {"tile": 1}},
 }
 FIELDS = [
-    "rope_scaling",
-    "quantization_config",
-    "text_config",
-    "num_experts",
-    "n_routed_experts",
-    "layer_types",
-    "dtype",
+    *("rope_scaling", "quantization_config", "text_config", "num_experts", "n_routed_experts", "layer_types", "dtype"),
+    *("like", "fields", "layers", "columns", "products", "modules", "checks", "notes"),
 ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernelsight.models.quantization import of_weights_alone
 from kernelsight.number_format import gib, number, percent
 from kernelsight.present.page import Table
 
 CLASSES = {"attention_format": "attention", "ffn_format": "feed-forward", "expert_format": "experts"}
-WEIGHT_ONLY = ("int4_wo", "int8_wo", "nvfp4_wo", "mxfp4_wo", "nf4_wo", "int4_g32_wo", "int3_wo", "int2_wo")
 
 
 def formats_line(settings: Mapping[str, Any]) -> str:
@@ -32,7 +32,7 @@ def formats_line(settings: Mapping[str, Any]) -> str:
     else:
         weights = ", ".join(f"{form} ({' and '.join(classes)})" for form, classes in by_format.items())
     # the suffix _block is about the scales of weights
-    narrow = [form.removesuffix("_block") for form in by_format if form != dtype and form not in WEIGHT_ONLY]
+    narrow = [form.removesuffix("_block") for form in by_format if form != dtype and not of_weights_alone(form)]
     line = f"weights {weights}, activations {', '.join(narrow) or dtype}, KV {settings['kv_cache_dtype']}"
     return line if set(by_format) == {dtype} else f"{line}, the rest {dtype}"
 

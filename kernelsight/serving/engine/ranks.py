@@ -4,7 +4,7 @@ Every MoE layer exchanges tokens among all ranks, so that a step lasts as long a
 work on the tokens of all. In a CUDA graph ranks are padded to the captured size of the largest batch among them (vLLM
 ``coordinate_batch_across_dp``, SGLang ``DpPaddingMode.MAX_LEN``, TensorRT-LLM ``CUDAGraphRunner``), before vLLM 0.17 in
 every step to the largest batch (``engine_ranks``); otherwise the experts get the actual tokens. A rank without requests
-runs an empty batch with the others: it waits for them, and takes no time of its own.
+runs an empty batch with the others: it waits for them, and adds no time.
 
 A prompt on one rank delays the decodes of all. TensorRT-LLM's ``attention_dp_config.enable_balance`` holds prompts back
 until every rank has one (``RequestScheduler._balance_adp_context_requests``). vLLM's ``prefill_schedule_interval`` lets
