@@ -226,7 +226,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "memory": memory_plan,
         "settings": settings,
         "cliff": _cliff(session, normalised, settings, shape, total),
-        "assumed": gpu_sentences + _assumed(session, shape, memory_plan, settings),
+        "assumed": gpu_sentences + _in_danger(session, evidence) + _assumed(session, shape, memory_plan, settings),
     }
 
 
@@ -312,6 +312,14 @@ def _host_row(totals: dict[str, Any], tier: str, active_w: float) -> dict[str, A
         "evidence": "host_settings",
         "energy_mj": host * active_w / 1e3,
     }
+
+
+def _in_danger(session: Session, evidence: list[dict[str, Any]]) -> list[str]:
+    """Return the sentence on kernels whose η varies between GPUs, if any is extrapolated; ``evidence``: of the step."""
+    from kernelsight.kernels.portability import danger_sentence, kernels_in_danger
+
+    sentence = danger_sentence(kernels_in_danger(evidence, lambda: session.table("eta_portability")))
+    return [sentence] if sentence else []
 
 
 def _assumed(
