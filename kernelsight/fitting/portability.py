@@ -33,7 +33,9 @@ def portability_rows(family: str, table: pa.Table, *tables: pa.Table) -> list[di
     measured = pl.from_arrow(table.select(["gpu", "implementation", *shape])).with_columns(
         pl.Series("lineage", np.array(lineages, dtype=object)[rows.leaf_of_row].tolist(), pl.String),
         pl.Series("log_eta", np.log(rows.latency_us / roofline_us)),
-        pl.col("gpu").replace_strict({gpu: generation_of(gpu) for gpu in table["gpu"].unique().to_pylist()}).alias("chip"),
+        pl.col("gpu")
+        .replace_strict({gpu: generation_of(gpu) for gpu in table["gpu"].unique().to_pylist()})
+        .alias("chip"),
     )
     made = []
     for level, kernel in (("family", []), ("implementation", KERNEL)):
@@ -50,7 +52,12 @@ def portability_rows(family: str, table: pa.Table, *tables: pa.Table) -> list[di
             made += [
                 {
                     **{name: row[name] for name in ("family", *kernel)},
-                    **{"part": "portability", "level": level, "coefficient": name, "value": float(np.float32(row[name]))},
+                    **{
+                        "part": "portability",
+                        "level": level,
+                        "coefficient": name,
+                        "value": float(np.float32(row[name])),
+                    },
                     **{"unit": "1", "source": f"measured on {', '.join(sorted(set(table['gpu'].to_pylist())))}"},
                 }
                 for name in means

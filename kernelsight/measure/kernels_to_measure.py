@@ -54,6 +54,13 @@ group by calls.family, calls.shape, calls.format, calls.math
 order by calls.family, weight desc, calls.shape, calls.format, calls.math
 """
 
+EVIDENCE = """
+select family, evidence, sum(count * latency_us) as gpu_us
+from kernel_latencies
+group by all
+order by all
+"""
+
 
 def served_calls(
     session: Session, gpu: str, models: Sequence[str], engines: Sequence[str] = ("vllm",)
@@ -249,6 +256,20 @@ def choose_points(
         chosen += [indices[number] for number in family_chosen.tolist()]
     ordered = sorted(chosen, key=lambda index: points[index]["latency_us"])
     return ordered, _by_family(points, ordered, deviation, after)
+
+
+def danger_first(session: Session, points: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> list[int]:
+    """Return the chosen points, those first whose families extrapolate most of their time in the danger region.
+
+    ``session``: of :func:`served_calls`. A family without such kernels keeps its place (``eta_portability``).
+    """
+    from kernelsight.kernels.portability import kernels_in_danger
+
+    calls = [dict(zip(("family", "evidence", "gpu_us"), row, strict=True)) for row in session.sql(EVIDENCE).fetchall()]
+    shares: dict[str, float] = {}
+    for row in kernels_in_danger(calls, lambda: session.table("eta_portability")):
+        shares[row["family"]] = shares.get(row["family"], 0.0) + row["share"]
+    return sorted(chosen, key=lambda number: -shares.get(points[number]["family"], 0.0))
 
 
 def _by_family(

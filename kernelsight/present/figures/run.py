@@ -164,6 +164,35 @@ KERNELS_OVER_TIME = chart(
     order={"field": "place"},
     tooltip=tips("kernel", "s", busy=".3g"),
 )
+COMPOSITION_QUERY = """
+with generated as (
+  select end_s, sum(sum(decode_tokens)) over (order by end_s) as tokens from cache_over_time group by end_s
+),
+twentieths as (
+  select
+    family,
+    total_us,
+    if(phase = 'prefill', 0, greatest(ceil(20 * tokens / (select max(tokens) from generated)), 1)) as place,
+    tokens
+  from kernel_breakdown_over_time as kernels
+  asof join generated on kernels.end_s >= generated.end_s
+)
+select
+  place,
+  if(place = 0, 'prompt', format('{:,}', max(max(tokens)) over (partition by place)::bigint)) as generated,
+  family,
+  100.0 * sum(total_us) / sum(sum(total_us)) over (partition by place) as share
+from twentieths
+group by place, family
+order by place, family
+"""
+COMPOSITION = chart(
+    "bar",
+    x=kind("generated", "output tokens generated", sort={"field": "place"}, axis={"labelAngle": -45}),
+    y=amount("share", "GPU time (%)", stack="zero", scale={"domain": [0, 100]}),
+    color=kind("family", scale={"scheme": "tableau20"}),
+    tooltip=tips("generated", "family", share=".3g"),
+)
 ARRIVALS_QUERY = """
 with windows as (
   select start_s as s, end_s, end_s = max(end_s) over () as is_last
@@ -278,6 +307,13 @@ RUN_FIGURES = (
         "GPU time by kernel in each window, as a share of the time of a replica.",
         KERNELS_OVER_TIME_QUERY,
         KERNELS_OVER_TIME,
+        wide=True,
+    ),
+    Figure(
+        "Kernels as output grows",
+        "GPU time by kernel family: of steps with prompts alone, then of each twentieth of all output tokens.",
+        COMPOSITION_QUERY,
+        COMPOSITION,
         wide=True,
     ),
     Figure(
