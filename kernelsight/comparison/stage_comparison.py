@@ -14,7 +14,7 @@ from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
 from kernelsight.comparison.replayed_log import served_label
-from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
+from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_and_lacks
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
@@ -39,11 +39,11 @@ def stages_of_comparison(row: Mapping[str, Any], production_summaries: pa.Table)
     """Return the stages of a row of ``comparisons``; InvalidInput: none states its requests, rate and lengths."""
     question = question_of(row)
     summaries = of_logs(production_summaries, question)
-    stages = stages_of(summaries)
+    stages, lacks = stages_and_lacks(summaries, question.stated or {})
     if not stages:
         raise InvalidInput(
-            "the log holds no requests with a prompt length, and its statistics do not say how many were sent, how "
-            "fast, and of which lengths; log_faults says why rows were dropped."
+            f"the log holds statistics and no requests, and lacks {lacks[0] if lacks else 'a run'}: state what is "
+            "missing, such as --stated '--num-prompts 100 --input-len 512'."
         )
     return Stages(row["comparison_id"], question, stages, client_of(summaries))
 
@@ -94,7 +94,8 @@ def give_stages(fork: Session, comparison: Stages) -> None:
         concurrency = (
             described_load.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
         )
-        max_concurrency = int(concurrency) if concurrency else None if stage.is_open else stage.in_flight
+        unlimited = stage.is_open or stage.all_at_once
+        max_concurrency = int(concurrency) if concurrency else None if unlimited else stage.in_flight
         scenarios.append({**scenario, "scenario_id": stage_id, "max_concurrency": max_concurrency})
         columns = load_of_stage(stage, described_load.get("seed", 0) + number, described_load, comparison.client)
         loads.append(pa.table({"load_id": pa.array([stage_id] * stage.requests), **columns}))
@@ -116,9 +117,10 @@ def _stage_rows(
     """
     predictions = {
         (f"{metric}_ms", statistic): summary[f"{metric}_{statistic}_ms"]
-        for metric in METRICS
         for statistic in STATISTICS
+        for metric in (*METRICS, "itl")
     }
+    predictions["output_tokens_per_s", "mean"] = summary["output_throughput"]
     measurements = dict(stage.measured)
     if not stage.is_open:
         # the rate of a saturated closed loop is the engine's throughput
@@ -129,7 +131,11 @@ def _stage_rows(
         measured = measurements.get((metric, statistic))
         if not measured or predicted is None:
             continue
-        name = metric if metric == "request_throughput" else f"{metric.removesuffix('_ms')}_{statistic}_ms"
+        name = (
+            metric.replace("output_tokens_per_s", "output_throughput")
+            if not metric.endswith("_ms")
+            else f"{metric.removesuffix('_ms')}_{statistic}_ms"
+        )
         low, high = intervals.get(name, (None, None))
         rows.append(
             {

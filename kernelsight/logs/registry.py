@@ -18,6 +18,7 @@ from kernelsight.logs import (
     power_table,
     profiles,
     prometheus,
+    reports,
     sglang_bench,
     sglang_requests,
     vllm_bench,
@@ -40,6 +41,7 @@ FORMATS: tuple[LogFormat, ...] = (
     blis.FORMAT,
     measured_runs.FORMAT,
     plain.FORMAT,
+    *reports.report_formats(),
     fpm.FORMAT,
     vllm_iterations.FORMAT,
     prometheus.FORMAT,
@@ -81,8 +83,10 @@ def with_known_fields(file: LogFile) -> LogFile:
 
 
 def formats_of(file: LogFile) -> list[LogFormat]:
-    """Return the formats that recognise a file."""
-    return [log_format for log_format in FORMATS if log_format.recognises(file)]
+    """Return the formats that recognise a file: of a role those with a module of their own before forms of rows."""
+    found = [log_format for log_format in FORMATS if log_format.recognises(file)]
+    by_module = {log_format.role for log_format in found if not log_format.by_rows}
+    return [log_format for log_format in found if not (log_format.by_rows and log_format.role in by_module)]
 
 
 def recognise(file: LogFile, role: str) -> LogFormat:

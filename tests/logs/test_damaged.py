@@ -15,7 +15,7 @@ from kernelsight.dataflow.contract import conform
 from kernelsight.errors import KernelSightError
 from kernelsight.logs import read_logs
 from kernelsight.logs.files import open_log
-from kernelsight.logs.registry import FORMATS
+from kernelsight.logs.registry import formats_of
 from tests.conftest import random_worlds
 from tests.logs.written import DATA, MADE, nsys, save
 
@@ -30,7 +30,7 @@ def originals() -> dict[str, tuple[bytes, str]]:
         found = {}
         for path in paths:
             file = open_log(path)
-            [log_format] = [log_format for log_format in FORMATS if log_format.recognises(file)]
+            [log_format] = formats_of(file)
             found[path.name] = (file.read(), log_format.role)
         return found
 

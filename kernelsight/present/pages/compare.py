@@ -24,6 +24,10 @@ WORDS = {
 }
 
 
+RATES = {"request_throughput": "req/s", "output_tokens_per_s": "output tok/s"}
+MOST_IN_FULL = 3  # stages of which percentiles are shown too
+
+
 def comparison_page(answer: Mapping[str, Any], session: Session | None = None) -> Page:
     """Return the page of a comparison; ``answer`` as printed by `compare --format json`.
 
@@ -173,16 +177,18 @@ def _files(rows: Rows) -> list[str]:
 
 
 def _stages(answer: Mapping[str, Any]) -> list[Table]:
-    """Return the means of each stage as a table, and the findings on them."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    """Return the statistics of each stage as a table (of many stages the means), and the findings on them."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    several = len({(row["log_id"], row["part"]) for row in answer["stages"]}) > MOST_IN_FULL
     for row in answer["stages"]:
-        if row["statistic"] == "mean":
-            stage_row = rows.setdefault((row["log_id"], row["part"]), {"stage": row["part"]})
+        if row["statistic"] == "mean" or not several:
+            key = (row["log_id"], row["part"], row["statistic"])
+            stage_row = rows.setdefault(key, {"stage": row["part"], "statistic": row["statistic"]})
             stage_row["loop"] = "open" if row["open_loop"] else "full"
-            name = "req/s" if row["metric"] == "request_throughput" else f"{row['metric'].split('_')[0].upper()} (ms)"
+            name = RATES.get(row["metric"]) or f"{row['metric'].split('_')[0].upper()} (ms)"
             stage_row[name] = f"{number(row['measured'])} / {number(row['predicted'])}  {deviation(row['error'])}"
     columns = list(dict.fromkeys(name for stage_row in rows.values() for name in stage_row))
     hint = "-o FILE.parquet writes corrections for the deployment's other loads, bounded, from these means"
     table = [{name: stage_row.get(name) for name in columns} for stage_row in rows.values()]
-    title = "means of each stage, measured / predicted, and the error:"
+    title = "statistics of each stage, measured / predicted, and the error:"
     return [Table(title, table), Table(lines=[*answer["findings"], hint])]
