@@ -32,10 +32,29 @@ LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 # what is compared
 MEASURED = (*LATENCIES, "output_tokens_per_s", "running")
 MOST_DESCRIBED = 8
+# what a server's log or its metrics say of the load
+SERVER_PARTS = ("log of the server", "since the start", "between scrapes")
 # stages with fewer requests are skipped
 LEAST_REQUESTS = 5
 # tokens of a block that repeated prompts share
 BLOCK_TOKENS = 16
+
+
+# what is said of a statistic of a server, and the factor of the number in it
+SAID = {
+    ("requests", "total"): ("{} requests", 1.0),
+    ("duration_s", "total"): ("{} s", 1.0),
+    ("prompt_tokens", "total"): ("{} prompt tokens", 1.0),
+    ("output_tokens", "total"): ("{} generated tokens", 1.0),
+    ("prompt_tokens_per_s", "mean"): ("prompt {} tokens/s", 1.0),
+    ("output_tokens_per_s", "mean"): ("generation {} tokens/s", 1.0),
+    ("running", "mean"): ("{} requests running", 1.0),
+    ("waiting", "mean"): ("{} waiting", 1.0),
+    ("kv_share", "mean"): ("KV cache {}% in use", 100.0),
+    ("hit_share", "mean"): ("{}% of prompt tokens found in the prefix cache", 100.0),
+    **{(name, "mean"): (f"mean {name[:-3].upper()} {{}} ms", 1.0) for name in LATENCIES},
+}
+MEAN_LATENCIES = {(name, "mean") for name in LATENCIES}
 
 
 class Stage(NamedTuple):
@@ -103,8 +122,9 @@ def stages_and_lacks(summaries: pa.Table, stated: Mapping[str, Any]) -> tuple[li
         if not key[1].startswith(("server", "client"))
     ]
     stages = [stage for stage in parsed if isinstance(stage, Stage)]
-    parts = [stage for stage in stages if stage.part != "run"]
-    ordered = sorted(parts or stages, key=lambda stage: (stage.part, stage.log_id))
+    of_clients = [stage for stage in stages if stage.part not in SERVER_PARTS] or stages
+    parts = [stage for stage in of_clients if stage.part != "run"]
+    ordered = sorted(parts or of_clients, key=lambda stage: (stage.part, stage.log_id))
     return ordered, list(dict.fromkeys(lack for lack in parsed if isinstance(lack, str)))
 
 
@@ -129,6 +149,8 @@ def _stage(
     requests = (
         statistics.get(("requests", "total")) or stated.get("num_prompts") or (achieved or 0.0) * (duration or 0.0)
     )
+    for name, flag in zip(LENGTHS, ("input_len", "output_len"), strict=True):
+        requests = requests or statistics.get((name, "total"), 0.0) / (stated.get(flag) or math.inf)
     achieved = achieved or (requests / duration if duration else 0.0)
     measured = {key: value for key, value in statistics.items() if key[0] in MEASURED}
     lengths = [_lengths(statistics, requests, achieved, name) for name in LENGTHS]
@@ -141,12 +163,14 @@ def _stage(
         + measured.get(("tpot_ms", "mean"), 0.0) * (lengths[1].get("mean", 1.0) - 1.0)
     )
     lacks = {
-        "a latency": not any(metric in LATENCIES for metric, _ in measured),
+        "a latency": not measured,
         "the number of requests (--num-prompts)": requests < 1,
         "prompt lengths (--input-len)": not lengths[0],
         "output lengths (--output-len)": not lengths[1],
         "how requests were sent (--request-rate or --max-concurrency)": not (achieved or requested or users),
     }
+    if requests < 1 and all((name, "total") in statistics for name in LENGTHS):
+        return "the number of requests or a length (--num-prompts, --input-len or --output-len)"
     if any(lacks.values()):
         return " and ".join(name for name, is_missing in lacks.items() if is_missing)
     if requests < LEAST_REQUESTS:
@@ -164,10 +188,23 @@ def _stage(
     )
 
 
+def server_sentences(summaries: pa.Table) -> list[str]:
+    """Return what a server's log or metrics say, a sentence for each of SERVER_PARTS of each log."""
+    by_part: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    for row in summaries.to_pylist():
+        if row["part"] in SERVER_PARTS:
+            by_part.setdefault((row["log_id"], row["part"]), {})[row["metric"], row["statistic"]] = row["value"]
+    sentences = []
+    for (_, part), found in by_part.items():
+        said = [f"{text.format(number(found[key] * factor))}" for key, (text, factor) in SAID.items() if key in found]
+        sentences.append(f"{part}: {', '.join(said)}" + ("" if MEAN_LATENCIES & set(found) else "; no latencies"))
+    return sentences
+
+
 def _lengths(
     statistics: Mapping[tuple[str, str], float], requests: float, achieved: float, metric: str
 ) -> dict[str, float]:
-    """Return quantiles and mean of lengths, tokens; the mean follows from a total or a rate where that alone is known."""
+    """Return quantiles and mean of lengths, tokens; the mean from a total or a rate where that alone is known."""
     lengths = {name: value for (known, name), value in statistics.items() if known == metric}
     found = {name: value for name, value in lengths.items() if name in SHARES or name == "mean"}
     if "total" in lengths and "mean" not in found and requests:

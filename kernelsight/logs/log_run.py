@@ -61,6 +61,10 @@ RULES: Mapping[str, tuple[str, str]] = {
     "unreadable_value": ("dropped", "rows or samples with a value that is not a number"),
     "statistics_only": ("noted", "runs without requests: only their statistics are in the file"),
     "part_of_a_block": ("dropped", "parts of a printed result without a latency or without a load"),
+    "mean_length": ("noted", "requests whose prompt length is the mean that the statistics beside them state"),
+    "one_scrape": ("noted", "series of one scrape: totals since the start of the server, and gauges of one moment"),
+    "repeated_line": ("dropped", "lines that occur a second time"),
+    "no_time_stamp": ("noted", "lines without a time stamp: their means count, and no window is theirs"),
     "no_family": ("noted", "kernels whose name fits no pattern of kernel_name_patterns"),
 }
 

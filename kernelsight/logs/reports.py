@@ -267,6 +267,13 @@ def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
     return any(is_whole(found) for _, found in blocks_of(fragments_of(file.text)))
 
 
+def labels_in(file: LogFile) -> set[str]:
+    """Return the metrics that a text states with a label, of however little."""
+    if file.kind != "text":
+        return set()
+    return {metric for _, found in fragments_of(file.text) for metric, _ in found}
+
+
 def _format(row: Mapping[str, Any]) -> LogFormat:
     recognises, read = partial(_recognises, form=row), partial(_read, form=row)
     return LogFormat(row["form"], row["role"], row["written_by"], recognises, read, by_rows=True)

@@ -26,7 +26,7 @@ def originals() -> dict[str, tuple[bytes, str]]:
     """Return the decompressed content of one file per format, and its role."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [save(Path(folder) / name, content) for name, content in MADE.items()]
-        paths += [nsys(Path(folder) / "nsys")] + [path for path in sorted(DATA.iterdir()) if path.suffix != ".md"]
+        paths += [nsys(Path(folder) / "nsys")] + [path for path in sorted(DATA.rglob("*.*")) if path.suffix != ".md"]
         found = {}
         for path in paths:
             file = open_log(path)

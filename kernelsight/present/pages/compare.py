@@ -24,7 +24,8 @@ WORDS = {
 }
 
 
-RATES = {"request_throughput": "req/s", "output_tokens_per_s": "output tok/s"}
+RATES = {"request_throughput": "req/s", "output_tokens_per_s": "output tok/s", "running": "running"}
+MOST_ROWS = 24
 MOST_IN_FULL = 3  # stages of which percentiles are shown too
 
 
@@ -36,7 +37,7 @@ def comparison_page(answer: Mapping[str, Any], session: Session | None = None) -
     if "changes" in answer:
         tables = _changes(answer)
     elif "stages" in answer:
-        tables = [_errors(answer), *_stages(answer)]
+        tables = [*([_errors(answer), *_stages(answer)] if answer["stages"] else [_said(answer)]), *_windows(answer)]
     else:
         tables = [_errors(answer), *_misses(answer)]
     return Page(
@@ -174,6 +175,29 @@ def _files(rows: Rows) -> list[str]:
     unread = [f"{Path(row['path']).name} ({row['not_read']})" for row in in_folders if not row["role"]]
     page = [f"  {row['role']}: {Path(row['path']).name} ({row['format']})" for row in read]
     return page + ([f"  not read: {len(unread):,} x {', '.join(unread)}"] if unread else [])
+
+
+def _said(answer: Mapping[str, Any]) -> Table:
+    """Return what is said of a log without stages."""
+    return Table(lines=answer["findings"])
+
+
+def _windows(answer: Mapping[str, Any]) -> list[Table]:
+    """Return a server's throughput, requests and caches over time, at most MOST_ROWS windows, evenly chosen."""
+    windows = [row for row in answer["windows"] if row["end_s"] is not None]
+    table = []
+    for row in windows[:: -(-len(windows) // MOST_ROWS) or 1]:
+        lasts_s = row["end_s"] - row["start_s"]
+        shown = {"from (s)": rounded(row["start_s"]), "to (s)": rounded(row["end_s"])}
+        for name, words in (("prompt_tokens", "prompt tok/s"), ("output_tokens", "output tok/s")):
+            shown[words] = number(row[name] / lasts_s) if row[name] is not None and lasts_s > 0 else None
+        shown |= {name: number(row[name]) for name in ("running", "waiting")}
+        shown |= {
+            words: percent(row[name], 1) if row[name] is not None else None
+            for name, words in (("kv_share", "KV cache"), ("hit_share", "hit rate"))
+        }
+        table.append(shown)
+    return [Table("the server over time:", table)] if table else []
 
 
 def _stages(answer: Mapping[str, Any]) -> list[Table]:
