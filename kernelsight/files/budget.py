@@ -41,6 +41,8 @@ LOG = Budget(bytes=1 << 36)
 GROWING = Budget(bytes=1 << 62)
 # what another server answers: its /metrics, a language model
 SCRAPE = Budget(bytes=8 << 20)
+# a tokenizer: the largest have some 40 MB
+TOKENIZER = Budget(bytes=1 << 28)
 # what a watch saved of itself
 STATE = Budget(bytes=1 << 26, values=10_000_000)
 # a tool of `mcp`; its seconds are those of --timeout
