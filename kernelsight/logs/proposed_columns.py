@@ -16,7 +16,7 @@ UNITS = {
     **dict.fromkeys(("us", "usec", "microseconds"), "us"),
     **dict.fromkeys(("ns", "nanoseconds"), "ns"),
 }
-_UNIT = re.compile(rf"(.+?)[_\-. \[(]+({'|'.join(UNITS)})[\])]?$", re.IGNORECASE)
+_UNIT = re.compile(rf"(.*[^_\-. \[(])[_\-. \[(]++({'|'.join(UNITS)})[\])]?$", re.IGNORECASE)
 
 
 @cache
