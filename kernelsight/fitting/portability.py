@@ -1,4 +1,4 @@
-"""How η of each kernel varies between the measured GPUs: whether what one GPU reaches tells what another does."""
+"""How η of each kernel varies between the measured GPUs: whether it carries over from one to another."""
 
 from __future__ import annotations
 
