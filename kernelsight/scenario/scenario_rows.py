@@ -224,7 +224,7 @@ def resolve_model(session: Session, name: str, architecture: str | None = None) 
 
     models = session.table("models")["model"].to_pylist()
     path = Path(name)
-    if path.suffix == ".json" or (path.exists() and name not in models):
+    if path.suffix in (".json", ".gguf") or (path.exists() and name not in models):
         row, layers = read_config_file(path, architecture)
         give_model(session, row, layers)
         return row["model"]
