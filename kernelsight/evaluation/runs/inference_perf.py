@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import ROWS_BYTES, read_text
-from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.scenario.launch.deployments import read_launch_line
 
 CAMPAIGN = "inference_perf"
 STAGES = "stage_*_lifecycle_metrics.json"
