@@ -213,10 +213,10 @@ def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables, backend: s
             beyond_sizes[group.rows] = group_results.pop("outside_octaves") > FADE_OCTAVES
         for factor in ready.factors(group, tables.coefficients):
             latency_us, roofline_us = group_results["latency_us"], group_results["roofline_us"]
-            group_results["latency_us"] = times_factor(np, ready.is_cold, latency_us, roofline_us, factor)
+            group_results["latency_us"] = times_factor(ready.is_cold, latency_us, roofline_us, factor)
         for name, values in group_results.items():
             results.setdefault(name, np.empty(calls.num_rows))[group.rows] = values
-    latency = within_bounds(np, results["latency_us"], results["roofline_us"], ready.bounds)
+    latency = within_bounds(results["latency_us"], results["roofline_us"], ready.bounds)
     pays_launch = ~(ready.bounds.is_roofline | ready.bounds.beside)
     results["bound"][pays_launch & (results.pop("floor_us") > results["roofline_us"])] = BOUNDS.index("launch")
     most_gpus = ready.most_gpus(tables.coefficients)

@@ -1,8 +1,4 @@
-"""Kernel calls prepared for their latency expression: columns, hardware, fitted constants, corrections, and bounds.
-
-What follows an expression (factors of measured points, bounds of a tier) takes ``xp``, so that latencies in numpy and
-derivatives in JAX come from the same code.
-"""
+"""Kernel calls prepared for their latency expression: columns, hardware, fitted constants, corrections, and bounds."""
 
 from __future__ import annotations
 
@@ -137,16 +133,16 @@ def prepare_calls(family: str, calls: pa.Table, tables: PricingTables) -> Prepar
     return PreparedCalls(family, columns, kinds, kind_of_row, evidence, at, hardware, networks, tier, bounds)
 
 
-def times_factor(xp: Any, is_cold: bool, latency_us: Any, roofline_us: Any, factor: Any) -> Any:
+def times_factor(is_cold: bool, latency_us: np.ndarray, roofline_us: np.ndarray, factor: np.ndarray) -> np.ndarray:
     """Return latencies times a factor, microseconds; those of cold data never below the roofline."""
-    return xp.maximum(latency_us * factor, roofline_us if is_cold else 0.0)
+    return np.maximum(latency_us * factor, roofline_us if is_cold else 0.0)
 
 
-def within_bounds(xp: Any, latency_us: Any, roofline_us: Any, bounds: LatencyBounds) -> Any:
+def within_bounds(latency_us: np.ndarray, roofline_us: np.ndarray, bounds: LatencyBounds) -> np.ndarray:
     """Return latencies within the bounds of their tier and of the other stream, microseconds."""
-    slowest_us = xp.where(bounds.is_unmeasured, SLOWEST_US + SLOWEST_ETA * roofline_us, xp.inf)
-    latency_us = xp.where(bounds.is_roofline, roofline_us, xp.minimum(latency_us, slowest_us))
-    return xp.where(bounds.beside, xp.minimum(latency_us, roofline_us), latency_us)
+    slowest_us = np.where(bounds.is_unmeasured, SLOWEST_US + SLOWEST_ETA * roofline_us, np.inf)
+    latency_us = np.where(bounds.is_roofline, roofline_us, np.minimum(latency_us, slowest_us))
+    return np.where(bounds.beside, np.minimum(latency_us, roofline_us), latency_us)
 
 
 def _nearby_factor(

@@ -15,7 +15,7 @@ from kernelsight.logs.windows import SOURCES, is_used, of_gpus, windows_of
 
 NAME = "prometheus"
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d+)?))?\s*$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*)"')
 _SERVER = ("instance", "pod", "engine", "engine_index", "dp_rank", "worker_id")
 # metric, replica, all labels as text, time in seconds (None: a snapshot without one), value
 Sample = tuple[str, str, str, float | None, float]

@@ -38,7 +38,7 @@ UNITS = {
     **dict.fromkeys(("us", "usec", "microseconds"), "us"),
     **dict.fromkeys(("ns", "nanoseconds"), "ns"),
 }
-_UNIT = re.compile(rf"(.+?)[_\-. \[(]+({'|'.join(UNITS)})[\])]?$", re.IGNORECASE)
+_UNIT = re.compile(rf"(.*[^_\-. \[(])[_\-. \[(]++({'|'.join(UNITS)})[\])]?$", re.IGNORECASE)
 
 
 def proposed_columns(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:

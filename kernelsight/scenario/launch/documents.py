@@ -8,7 +8,8 @@ from typing import Any
 
 from kernelsight.catalog.tables import facts
 from kernelsight.files.bounded_files import Refuse
-from kernelsight.files.bounded_values import MANIFEST, check_levels, parse_json, parse_yaml
+from kernelsight.files.bounded_values import check_levels, parse_json, parse_yaml
+from kernelsight.files.budget import MANIFEST
 from kernelsight.files.shell_words import MOST_CHARACTERS
 from kernelsight.scenario.launch.python_calls import read_python
 
@@ -16,7 +17,7 @@ _QUOTES = str.maketrans("“”„‟«»‘‚‛\u00a0\u202f\u2003", '""""""\'
 _APOSTROPHE = re.compile(r"(?<!\w)’|’(?!\w)")
 _DASH = re.compile(r"(?<!\S)(?:[–—]-?|-[–—])(?=[a-zA-Z][\w-]+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|[a-z]+\s+[\"(.$])|\{\{-?\s*(?:else|end)\b")
-_FENCE = re.compile(r"^\s*```[\w-]*\s*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 _YAML_LINE = re.compile(r"(?:-\s+)*[\"']?[\w./$-]+[\"']?\s*:(?:\s|$)|- |---|\{|%YAML")
 _SECTION = re.compile(r"^\[(?:Service|Unit|Container)\]\s*$", re.MULTILINE)
 _TOML_LINE = re.compile(r"^(?:\[+[\w.\"-]+\]+|[\w.\"-]+\s+=\s)", re.MULTILINE)

@@ -18,7 +18,7 @@ from kernelsight.scenario.launch.variables import expanded, expanded_words
 # most documents within documents
 MOST_NESTED = 4
 GPUS_FOLLOW = "the number of GPUs follows from the parallel sizes"
-_STEP = re.compile(r"\[([^\]]+)\]|([^.\[]+)")
+_STEP = re.compile(r"\[([^\[\]]+)\]|([^.\[\]]+)")
 _SCHEME = re.compile(r"^(?:hf|hf-hub|huggingface|ollama|modelscope)://")
 
 
