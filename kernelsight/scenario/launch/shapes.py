@@ -353,12 +353,8 @@ def _gpu(reader: _Reader, role: Role, row: Row, place: tuple, value: Any) -> Rol
     elif isinstance(value, str | int):
         text = role.text(value)
         names = [text.removeprefix(prefix)] if text.startswith(prefix) else []
-    return role.with_fact(
-        gpu=(
-            *role.facts.get("gpu", ()),
-            *((row.steps[0] if row.steps[0] != "**" else row.steps[1], name) for name in names),
-        )
-    )
+    label, before = next((step for step in row.steps if step != "**"), ""), role.facts.get("gpu", ())
+    return role.with_fact(gpu=tuple(dict.fromkeys((*before, *((label, name) for name in names)))))
 
 
 def _replicas(reader: _Reader, role: Role, row: Row, place: tuple, value: Any) -> Role:
