@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
+from kernelsight.kernels.portability import danger_sentences, in_danger
 from kernelsight.number_format import interval, number
 from kernelsight.scenario.alternatives import graphs_end, graphs_for
 from kernelsight.scenario.refusals import refuse_faults
@@ -208,6 +209,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     memory_plan.pop("deployment_id")
     session.give("kernel_evidence", evidence)
     tiers = session.table("deployment_tiers").to_pylist()[0]
+    gpu_sentences += danger_sentences(in_danger(evidence, lambda: session.table("eta_portability")))
     return {
         "model": deployment["model"],
         "gpu": deployment["gpu"],
@@ -227,7 +229,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
         "memory": memory_plan,
         "settings": settings,
         "cliff": _cliff(session, normalised, settings, shape, total),
-        "assumed": gpu_sentences + _in_danger(session, evidence) + _assumed(session, shape, memory_plan, settings),
+        "assumed": gpu_sentences + _assumed(session, shape, memory_plan, settings),
     }
 
 
@@ -314,14 +316,6 @@ def _host_row(totals: dict[str, Any], tier: str, active_w: float) -> dict[str, A
         "evidence": "host_settings",
         "energy_mj": host * active_w / 1e3,
     }
-
-
-def _in_danger(session: Session, evidence: list[dict[str, Any]]) -> list[str]:
-    """Return the sentence on kernels whose η varies between GPUs, if any is extrapolated; ``evidence``: of the step."""
-    from kernelsight.kernels.portability import danger_sentence, kernels_in_danger
-
-    sentence = danger_sentence(kernels_in_danger(evidence, lambda: session.table("eta_portability")))
-    return [sentence] if sentence else []
 
 
 def _assumed(

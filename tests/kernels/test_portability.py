@@ -12,7 +12,7 @@ from kernelsight.catalog.tables import facts
 from kernelsight.cli.main import main
 from kernelsight.fitting.portability import portability_rows
 from kernelsight.fitting.training import training_rows
-from kernelsight.kernels.portability import danger_sentence, kernels_in_danger
+from kernelsight.kernels.portability import danger_sentences, in_danger
 from kernelsight.measure.suite import read_suite
 from tests.fitting.measured import gemm, write
 
@@ -54,12 +54,12 @@ def test_kernels_are_named_that_rest_on_other_gpus_in_the_danger_region() -> Non
     ]
     rows = [dict(zip(("family", "evidence", "gpu_us"), row, strict=True)) for row in evidence]
     with ks.connect() as session:
-        found = kernels_in_danger(rows, lambda: session.table("eta_portability"))
+        found = in_danger(rows, lambda: session.table("eta_portability"))
     assert [(row["implementation"], row["share"]) for row in found] == [("xqa", 0.3), ("trtllm_gen_fmha", 0.06)]
-    assert str(danger_sentence(found)).startswith("36% of the GPU time: η of decode_attention xqa (30%; η ")
-    assert danger_sentence([{**found[0], "share": 0.01}]) is None
+    assert danger_sentences(found)[0].startswith("36% of the GPU time: η of decode_attention xqa (30%; η ")
+    assert danger_sentences([{**found[0], "share": 0.01}]) == []
     # nothing rests on other GPUs: the table is not asked for
-    assert kernels_in_danger(rows[2:3], lambda: pytest.fail("asked")) == []
+    assert in_danger(rows[2:3], lambda: pytest.fail("asked")) == []
 
 
 def test_predict_and_simulate_say_it_and_plan_begins_there(tmp_path: Path) -> None:

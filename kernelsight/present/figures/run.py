@@ -169,19 +169,12 @@ with generated as (
   select end_s, sum(sum(decode_tokens)) over (order by end_s) as tokens from cache_over_time group by end_s
 ),
 twentieths as (
-  select
-    family,
-    total_us,
-    if(phase = 'prefill', 0, greatest(ceil(20 * tokens / (select max(tokens) from generated)), 1)) as place,
-    tokens
-  from kernel_breakdown_over_time as kernels
-  asof join generated on kernels.end_s >= generated.end_s
+  select family, total_us, tokens,
+    if(phase = 'prefill', 0, greatest(ceil(20 * tokens / (select max(tokens) from generated)), 1)) as place
+  from kernel_breakdown_over_time as kernels asof join generated on kernels.end_s >= generated.end_s
 )
-select
-  place,
-  if(place = 0, 'prompt', format('{:,}', max(max(tokens)) over (partition by place)::bigint)) as generated,
-  family,
-  100.0 * sum(total_us) / sum(sum(total_us)) over (partition by place) as share
+select place, family, 100.0 * sum(total_us) / sum(sum(total_us)) over (partition by place) as share,
+  if(place = 0, 'prompt', format('{:,}', max(max(tokens)) over (partition by place)::bigint)) as generated
 from twentieths
 group by place, family
 order by place, family
