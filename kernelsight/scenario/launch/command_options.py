@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -114,7 +115,7 @@ def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_
 
     Only the file and names of known options are shown: a pasted line may name any file of this machine.
     """
-    path = next((path for path in (folder / value, Path(value)) if path.exists()), None)
+    path = next((path for path in (folder / value, Path(value)) if os.path.exists(path)), None)
     if path is None:
         yield Setting(name, value, word)
         return
