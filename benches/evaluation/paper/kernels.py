@@ -24,8 +24,8 @@ from kernelsight.present.figures.roofline import RATES, roofs_of
 from kernelsight.present.page import Figure
 from kernelsight.session import connect
 
-# points of a family in a picture
-POINTS = 60
+# points of a family in a picture, and most sizes of a GPU in figure 10; families with fewer than FEWEST have no curve
+POINTS, SIZES, FEWEST = 60, 24, 4
 # the size that a family's calls grow by, in figure 10; collectives grow by their bytes
 AXES = {
     **dict.fromkeys(("gemm", "batched_gemm"), "m"),
@@ -91,7 +91,7 @@ def figure_7(sources: Sources) -> tuple[dict[str, Any], list[Figure]]:
                 })  # fmt: skip
     points += both_fabrics()
     size = amount("bytes", "message (bytes)", scale=LOG_SCALE)
-    color = {"color": kind("gpu"), "shape": kind("fabric")}
+    color = {"color": kind("gpu"), "shape": kind("fabric"), "detail": [{"field": "fabric"}]}
 
     def over(measured: str, model: str, title: str) -> dict[str, Any]:
         y = amount(measured, title, scale=LOG_SCALE)
@@ -140,6 +140,8 @@ def figure_10(sources: Sources) -> tuple[dict[str, Any], list[Figure]]:
         if not rows.num_rows or TARGET not in rows["gpu"].unique().to_pylist():
             continue
         fixed = dominant(family, pl.from_arrow(rows), axis)
+        if len(along(pl.from_arrow(rows), fixed, axis, "latency_us")) < FEWEST * rows["gpu"].unique().length():
+            continue
         chosen[family] = fixed
         with_eta = pl.from_arrow(rows).with_columns(eta=pl.col("latency_us") / pl.col("roofline_us"))
         for row in along(with_eta, fixed, axis, "eta"):
@@ -184,7 +186,9 @@ def along(rows: pl.DataFrame, fixed: Mapping[str, Any], axis: str, value: str) -
         rows = rows.filter(pl.col(name).eq_missing(pl.lit(wanted)))
     rows = rows.filter(pl.col(value).is_finite())
     medians = rows.group_by("gpu", pl.col(axis).alias("size")).agg(pl.col(value).median()).sort("gpu", "size")
-    return [row | {value: rounded(row[value])} for row in medians.to_dicts()]
+    rows_of_gpu = [own for _, own in medians.group_by("gpu", maintain_order=True)]
+    kept = [own[np.unique(np.linspace(0, own.height - 1, SIZES).astype(int)).tolist()] for own in rows_of_gpu]
+    return [row | {value: rounded(row[value])} for own in kept for row in own.to_dicts()]
 
 
 def eta_chart(family: str, axis: str, points: Iterable[Mapping[str, Any]]) -> Figure:
