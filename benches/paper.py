@@ -1,6 +1,6 @@
 """The figures and tables of the paper (arXiv 2606.28565), each from published data: one command a figure.
 
-    python benches/paper.py 3|7|8|9|10|11|12|tables [--sweep sweep.parquet]   # prints its data as JSON, draws its picture
+    python benches/paper.py 3|7|8|9|10|11|12|tables [--sweep sweep.parquet]   # prints its data, draws its picture
 
 Records `paper_FIGURE` (with `tables`: kernel errors; end-to-end errors are those of benches/end_to_end.py), which
 docs/accuracy/paper.md shows, and draws docs/pictures/paper_FIGURE.svg. The sweep is imported when needed, and what

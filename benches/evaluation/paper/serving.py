@@ -1,4 +1,4 @@
-"""Figures of serving: 8 (kernel time over a request's progress), 9 (measured and simulated runs), 12 (error by load)."""
+"""Figures of serving: 8 (kernel time as a request goes on), 9 (measured and simulated runs), 12 (error by load)."""
 
 from __future__ import annotations
 
@@ -59,13 +59,11 @@ def points_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = ("ttft_ms", "tpot_ms", "ttft_mean_ms", "tpot_mean_ms", "max_concurrency", "osl")
     if row["status"] != "served" or any(row[name] is None for name in names):
         return []
-    measured, simulated = (
-        times | {"throughput": 1e3 * row["max_concurrency"] * row["osl"] / (times["ttft"] + times["tpot"] * (row["osl"] - 1))}
-        for times in (
-            {"ttft": row["ttft_ms"], "tpot": row["tpot_ms"]},
-            {"ttft": row["ttft_mean_ms"], "tpot": row["tpot_mean_ms"]},
-        )
-    )  # fmt: skip
+    users, tokens = row["max_concurrency"], row["osl"]
+    measured, simulated = {}, {}
+    for times, end in ((measured, "ms"), (simulated, "mean_ms")):
+        times |= {metric: row[f"{metric}_{end}"] for metric in ("ttft", "tpot")}
+        times["throughput"] = 1e3 * users * tokens / (times["ttft"] + times["tpot"] * (tokens - 1))
     how = "disaggregated" if row["prefill_workers"] else "aggregated"
     common = {name: row[name] for name in ("run_id", "gpu", "max_concurrency")} | {"kind": how}
     points = []
@@ -92,7 +90,7 @@ def figure_12(sources: Sources) -> tuple[dict[str, Any], list[Figure]]:
     """Error against offered load of one deployment: of Qwen3 on one GPU, and of the one with most loads."""
     rows = sources.runs()
     points, figures = [], []
-    for number, deployment in enumerate(most_loads(rows)):
+    for deployment in most_loads(rows):
         runs = [
             row for row in rows if of_deployment(row) == deployment and row["campaign"] and not row["prefill_workers"]
         ]
