@@ -136,34 +136,6 @@ where power_w is not null
 order by s
 """
 POWER = chart(line(interpolate="step"), x=TIME, y=amount("power_w", "W"), tooltip=tips(s=".4g", power_w=".4g"))
-KERNELS_OVER_TIME_QUERY = """
-with kernels as (
-  select name, row_number() over (order by round(sum(total_us), 3) desc, name) as place
-  from kernel_breakdown_over_time
-  group by name
-),
-engines as (select count(*) as replicas from replica_totals)
-select
-  if(place <= 9, name, 'all others') as kernel,
-  min(least(place, 10)) as place,
-  start_s as s,
-  end_s,
-  100.0 * sum(total_us) / 1e6 / (end_s - start_s) / any_value(replicas) as busy
-from kernel_breakdown_over_time
-join kernels using (name), engines
-where end_s > start_s
-group by kernel, start_s, end_s
-order by place, kernel, s
-"""
-KERNELS_OVER_TIME = chart(
-    {"type": "bar", "binSpacing": 0, "strokeWidth": 0},
-    x={**TIME, "bin": "binned", "axis": {"grid": False}},
-    x2={"field": "end_s"},
-    y=amount("busy", "time of a replica (%)", stack="zero", scale={"zero": True}),
-    color=kind("kernel", sort=LARGEST_FIRST, scale={"scheme": "tableau10"}),
-    order={"field": "place"},
-    tooltip=tips("kernel", "s", busy=".3g"),
-)
 COMPOSITION_QUERY = """
 with generated as (
   select end_s, sum(sum(decode_tokens)) over (order by end_s) as tokens from cache_over_time group by end_s
@@ -295,13 +267,6 @@ RUN_FIGURES = (
     ),
     Figure("Power", "Power of all GPUs, by window.", POWER_QUERY, POWER),
     Figure("Kernels", "GPU time of each kernel, by the phase of the step that it ran in.", KERNELS_QUERY, KERNELS),
-    Figure(
-        "Kernels over time",
-        "GPU time by kernel in each window, as a share of the time of a replica.",
-        KERNELS_OVER_TIME_QUERY,
-        KERNELS_OVER_TIME,
-        wide=True,
-    ),
     Figure(
         "Kernels as output grows",
         "GPU time by kernel family: of steps with prompts alone, then of each twentieth of all output tokens.",
