@@ -124,4 +124,7 @@ def line() -> str:
             for metric in metrics
         ]
         words.append(f"{CAMPAIGNS[campaign].split(' (')[0]} {', '.join(errors)}")
-    return f"{'; '.join(words)} ({count(recorded['runs'])} runs)."
+    return (
+        f"- **End to end**, median error by campaign, host constants fitted on the other campaigns where there are several of an engine: "
+        f"{'; '.join(words)} ({count(recorded['runs'])} runs)."
+    )
