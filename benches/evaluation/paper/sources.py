@@ -31,8 +31,18 @@ GPUS = (*HEADLINE_TRAIN, "rtx_pro_6000_server", "b200_sxm", TARGET)
 # runs that are replayed: so many of each campaign, spread over its engines, models and GPUs, and those of figures 9, 12
 SAMPLE = 300
 DEPLOYMENT = ("model", "gpu", "engine", "engine_version", "quantization", "tp", "pp", "dp", "ep", "isl", "osl")
-SHOWN = ("run_id", "campaign", *DEPLOYMENT, "max_concurrency", "prefill_workers", "is_moe", "status", "tier")
-SHOWN += ("ttft_ms", "tpot_ms", "ttft_mean_ms", "tpot_mean_ms", "interval_factors", "fitting")
+SHOWN = ("run_id", "campaign", *DEPLOYMENT, "max_concurrency", "prefill_workers", "scored_separately")
+SHOWN += (
+    "is_moe",
+    "status",
+    "tier",
+    "ttft_ms",
+    "tpot_ms",
+    "ttft_mean_ms",
+    "tpot_mean_ms",
+    "interval_factors",
+    "fitting",
+)
 
 
 class Sources(NamedTuple):
