@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kernelsight.catalog.tables import facts
 from kernelsight.files.bounded_files import Refuse
-from kernelsight.files.redaction import redacted_text, redacted_tree, redacted_variable, redacted_words
+from kernelsight.files.redaction import redacted_text, redacted_tree, redacted_variable
 from kernelsight.files.shell_words import split_commands
 from kernelsight.scenario.launch.documents import read_documents
 from kernelsight.scenario.launch.variables import expanded, expanded_words
@@ -261,11 +261,11 @@ def _size_pattern() -> re.Pattern[str]:
 def _words_of(reader: _Reader, role: Role, row: Row, value: Any) -> list[str]:
     if isinstance(value, str):
         text = expanded(value.replace("$$", "$"), {**role.variables, **role.environment})
-        return redacted_words([word for words in split_commands(text) for word in words])
+        return [word for words in split_commands(text) for word in words]
     if not isinstance(value, list) or any(isinstance(item, list | dict) for item in value):
         raise reader.refuse(f"has a container whose {row.steps[-1]} is no text and no list of texts")
     words = [str(word).lower() if isinstance(word, bool) else str(word).replace("$$", "$") for word in value]
-    return redacted_words(expanded_words(words, {**role.variables, **role.environment}))
+    return expanded_words(words, {**role.variables, **role.environment})
 
 
 def _entrypoint(reader: _Reader, role: Role, row: Row, place: tuple, value: Any) -> Role:
