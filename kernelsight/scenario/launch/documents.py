@@ -44,7 +44,7 @@ def read_documents(text: str, refuse: Refuse) -> list[Any]:
         value = parse_json(text, refuse, MANIFEST) if text.rstrip()[-1:] in ("}", "]") else parse_yaml(text, refuse)
         return value if isinstance(value, list) else [value]
     if _SECTION.search(text):
-        return [_unit(text)]
+        return [_unit(text, refuse)]
     if _PYTHON.search(text) and not text.startswith("#!/bin"):
         tree = read_python(text, refuse)
         if tree is not None:
@@ -74,12 +74,14 @@ def other_text(text: str) -> dict[str, Any] | None:
     return next((row for row in _OTHER_TEXTS if re.search(row["name"], head, re.MULTILINE)), None)
 
 
-def _unit(text: str) -> dict[str, Any]:
+def _unit(text: str, refuse: Refuse) -> dict[str, Any]:
     """Return the sections of a unit file of systemd; a name that occurs again has a list of values."""
     sections: dict[str, Any] = {}
     section: dict[str, Any] = {}
     for line in text.replace("\r\n", "\n").replace("\\\n", " ").split("\n"):
         line = line.strip()
+        if line.startswith("-"):
+            raise refuse(f"has a line that begins with {line.split()[0][:40]}: the one before ends without a backslash")
         if line.startswith("[") and line.endswith("]"):
             section = sections.setdefault(line[1:-1], {})
         elif "=" in line and line[:1] not in ("#", ";"):
