@@ -57,7 +57,7 @@ class Command(NamedTuple):
     def is_worker(self) -> bool:
         """Whether it is a further node of a server that another command starts."""
         rank = self.after("--node-rank")
-        return "--headless" in self.words or (rank is not None and rank != "0")
+        return "--headless" in self.words or (rank is not None and rank.isdecimal() and rank.strip("0") != "")
 
 
 def read_commands(text: str) -> list[Command]:
