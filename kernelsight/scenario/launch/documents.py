@@ -19,7 +19,7 @@ _DASH = re.compile(r"(?<!\S)(?:[–—]-?|-[–—])(?=[a-zA-Z][\w-]+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|[a-z]+\s+[\"(.$])|\{\{-?\s*(?:else|end)\b")
 _FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 _YAML_LINE = re.compile(r"(?:-\s+)*[\"']?[\w./$-]+[\"']?\s*:(?:\s|$)|- |---|\{|%YAML")
-_SECTION = re.compile(r"^\[(?:Service|Unit|Container)\]\s*$", re.MULTILINE)
+_SECTION = re.compile(r"^\[(?:Service|Unit|Container|program:[\w.-]+)\]\s*$", re.MULTILINE)
 _TOML_LINE = re.compile(r"^(?:\[+[\w.\"-]+\]+|[\w.\"-]+\s+=\s)", re.MULTILINE)
 _PYTHON = re.compile(r"^(?:import|from)\s+\w[\w.]*(?:\s+import\b|\s*$|\s+as\b)", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]\s*(\S+)", re.MULTILINE)
@@ -83,7 +83,9 @@ def _unit(text: str, refuse: Refuse) -> dict[str, Any]:
         if line.startswith("-"):
             raise refuse(f"has a line that begins with {line.split()[0][:40]}: the one before ends without a backslash")
         if line.startswith("[") and line.endswith("]"):
-            section = sections.setdefault(line[1:-1], {})
+            kind, _, name = line[1:-1].partition(":")  # [program:NAME] of supervisord
+            section = sections.setdefault(kind, {})
+            section = section.setdefault(name, {}) if name else section
         elif "=" in line and line[:1] not in ("#", ";"):
             name, _, value = line.partition("=")
             name, value = name.strip(), value.strip()
