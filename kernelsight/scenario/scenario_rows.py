@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return typed flags by full name, the launch line filled in, unset ones left out; UnknownName: no such flag."""
     by_name = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
     if "launch" in by_name or "read_launch_files" in by_name:
-        from kernelsight.scenario.launch.lines import with_launch_line
+        from kernelsight.scenario.launch.deployments import with_launch_line
 
         by_name = with_launch_line(by_name)
     by_name = with_finite_rate(by_name)
@@ -224,7 +225,7 @@ def resolve_model(session: Session, name: str, architecture: str | None = None) 
 
     models = session.table("models")["model"].to_pylist()
     path = Path(name)
-    if path.suffix in (".json", ".gguf") or (path.exists() and name not in models):
+    if path.suffix in (".json", ".gguf") or (os.path.exists(name) and name not in models):
         row, layers = read_config_file(path, architecture)
         give_model(session, row, layers)
         return row["model"]
