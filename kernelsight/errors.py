@@ -58,7 +58,7 @@ class RunFailed(KernelSightError):
     exit_code = 1
 
 
-class LimitPassed(KernelSightError):
+class LimitPassed(RunFailed):
     """The question was answered, and the answer lies beyond a stated limit."""
 
     exit_code = 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, LimitPassed
 from kernelsight.escape import visible
-from kernelsight.number_format import number
+from kernelsight.number_format import deviation, interval, number
 from kernelsight.present.show import notebook
 from kernelsight.upgrades.question import Limit, Question
 from kernelsight.upgrades.upgrade_tables import TABLES
@@ -72,7 +72,7 @@ class Upgrade:
         ]
         if passed:
             changes = [
-                f"{limit.metric} changes by {_percent(self.metrics[limit.metric])}, beyond {100.0 * limit.share:+g} %"
+                f"{limit.metric} changes by {_percent(self.metrics[limit.metric])}, beyond {deviation(limit.share)}"
                 for limit in passed
             ]
             raise LimitPassed(f"{'; '.join(changes)}.")
@@ -134,13 +134,13 @@ def sentence_of(
 
 
 def _percent(row: Mapping[str, Any]) -> str:
-    return f"{100.0 * row['change'] / row['from']:+.1f} %" if row["from"] else "from 0"
+    return deviation(row["change"] / row["from"]) if row["from"] else "from 0"
 
 
 def _span(row: Mapping[str, Any]) -> str:
     if not row["from"]:
-        return f"{number(row['low'])} to {number(row['high'])}"
-    return f"{100.0 * row['low'] / row['from']:+.1f} to {100.0 * row['high'] / row['from']:+.1f} %"
+        return interval(row["low"], row["high"])
+    return f"{deviation(row['low'] / row['from'])} to {deviation(row['high'] / row['from'])}"
 
 
 def _named(row: Mapping[str, Any], names: Mapping[str, str], left_out: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, shown, unknown
 from kernelsight.scenario.flags import ENGINES
-from kernelsight.scenario.launch.lines import with_launch_line
+from kernelsight.scenario.launch.deployments import with_launch_line
 from kernelsight.scenario.stated_flags import object_text, read_flags
 
 # metrics of the answer: columns of scenario_summary, and whether more is worse
