@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -179,6 +178,8 @@ def _read_command(command: Command, read_files: bool, replicas: str) -> LaunchLi
 
 def _refuse_typing_error(engine: str, setting: Setting) -> None:
     """Raise InvalidInput for a misspelled option that matters: the engine would not start with it either."""
+    import difflib
+
     counts = sorted(name for name, option in options(engine).items() if option.flag or option.rule)
     near = difflib.get_close_matches(setting.name, counts, n=1, cutoff=NEAR)
     if near:
