@@ -32,7 +32,7 @@ GROUPS = {
 }
 # pages of Python nodes that do not belong to serving
 NODES = {
-    **dict.fromkeys(("_family_latencies", "launch_signatures", "step_costs", "step_totals"), "kernel"),
+    **dict.fromkeys(("_family_latencies", "assumed_families", "launch_signatures", "step_costs", "step_totals"), "kernel"),
     **dict.fromkeys(("step_shapes", "deployment_reach"), "deploy"),
     **dict.fromkeys(("searches", "choice_candidates"), "searching"),
     "rates": "sizing",

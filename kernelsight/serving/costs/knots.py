@@ -124,54 +124,55 @@ def first_beyond(knots: np.ndarray, largest: int) -> int:
     return int(np.searchsorted(knots, largest, side="right"))
 
 
+def within_reach(
+    knots: pa.Table, requests: int | np.ndarray, tokens: int | np.ndarray, owner: int | np.ndarray = 0
+) -> np.ndarray:
+    """Return whether loads can reach each knot, (knots,): in attention, those up to the first beyond their bounds.
+
+    ``knots``: columns part, x, y; ``requests``, ``tokens``: bounds of loads, as of :class:`Reach`, and ``owner``: number
+    of each knot's deployment, one number or one for each knot.
+    """
+    part = pc.fill_null(pc.index_in(knots["part"], pa.array(PARTS)), len(PARTS)).to_numpy().astype(np.int64)
+    decodes, windowed, prefills = (
+        part == PARTS.index(name) for name in ("decode_attention", "decode_window", "prefill_attention")
+    )
+    bounds = {
+        "x": np.select([decodes | windowed, prefills], [requests, tokens], EVERYTHING),
+        # the last knot of a window's contexts is its width
+        "y": np.where(decodes | prefills, tokens, EVERYTHING),
+    }
+    axis = owner * (len(PARTS) + 1) + part
+    reached = np.ones(part.size, bool)
+    for name, bound in bounds.items():
+        values = knots[name].to_numpy()
+        beyond = np.full(axis.max(initial=0) + 1, np.inf)
+        np.minimum.at(beyond, axis, np.where(values > bound, values, np.inf))
+        reached &= values <= beyond[axis]
+    return reached
+
+
 @produces("kernel_evidence")
 def evidence_within_reach(
     knot_evidence: pa.Table, step_shapes: pa.Table, deployment_reach: pa.Table
 ) -> list[dict[str, Any]]:
     """Evidence for the kernels of each deployment, added up over the step shapes that its loads can reach.
 
-    Attention counts up to the first knot beyond ``deployment_reach``; a deployment without a row has no evidence.
+    A deployment that is not in ``deployment_reach`` has no evidence.
     """
     names = deployment_reach["deployment_id"].combine_chunks()
     shape_of, row_of = (
-        pc.fill_null(pc.index_in(table["deployment_id"], names), -1).to_numpy().astype(np.int64)
+        pc.fill_null(pc.index_in(table["deployment_id"], names), len(names)).to_numpy().astype(np.int64)
         for table in (step_shapes, knot_evidence)
     )
-    most_requests, most_tokens = (
-        np.append(pc.fill_null(deployment_reach[name], EVERYTHING).to_numpy(), 0)[shape_of]
-        for name in ("requests", "tokens")
-    )
-    part = pc.fill_null(pc.index_in(step_shapes["part"], pa.array(PARTS)), -1).to_numpy().astype(np.int64)
-    decodes, windowed, prefills = (
-        part == PARTS.index(name) for name in ("decode_attention", "decode_window", "prefill_attention")
-    )
-    limits = {
-        # the last knot of a window's contexts is its width
-        "x": np.select([decodes | windowed, prefills], [most_requests, most_tokens], EVERYTHING),
-        "y": np.where(decodes | prefills, most_tokens, EVERYTHING),
-    }
-    axis = (shape_of + 1) * (len(PARTS) + 1) + part + 1
-    reached = shape_of >= 0
-    for name, limit in limits.items():
-        reached &= _up_to_first_beyond(step_shapes[name].to_numpy(), limit, axis)
+    bounds = (pc.fill_null(deployment_reach[name], EVERYTHING).to_numpy() for name in ("requests", "tokens"))
+    reached = within_reach(step_shapes, *(np.append(most, 0)[shape_of] for most in bounds), shape_of)
     shape_ids, row_ids = (table["step_shape_id"].to_numpy() for table in (step_shapes, knot_evidence))
     is_reached = np.zeros((len(names) + 1, max(shape_ids.max(initial=0), row_ids.max(initial=0)) + 1), bool)
-    is_reached[shape_of[reached], shape_ids[reached]] = True
+    is_reached[shape_of, shape_ids] = reached & (shape_of < len(names))
     kept = knot_evidence.filter(pa.array(is_reached[row_of, row_ids]))
     rows, row = combinations(kept, ["deployment_id", "family", "tier", "evidence"])
     picoseconds = whole_sums(rounded(kept["gpu_us"].to_numpy() * 1e6), row, len(rows))
     return [{**each, "gpu_us": time / 1e6} for each, time in zip(rows, picoseconds.tolist(), strict=True)]
-
-
-def _up_to_first_beyond(knots: np.ndarray, limits: np.ndarray, axis: np.ndarray) -> np.ndarray:
-    """Return whether each knot is at most the first beyond its limit among those of its axis, a number.
-
-    >>> _up_to_first_beyond(np.array([1, 2, 4, 8, 8]), np.array([2, 2, 2, 2, 9]), np.array([0, 0, 0, 0, 1])).tolist()
-    [True, True, True, False, True]
-    """
-    first_beyond = np.full(axis.max(initial=0) + 1, np.inf)
-    np.minimum.at(first_beyond, axis, np.where(knots > limits, knots, np.inf))
-    return knots <= first_beyond[axis]
 
 
 @produces("step_shapes")
