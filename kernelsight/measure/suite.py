@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.files.bounded_values import ROWS, read_json
+from kernelsight.files.bounded_values import read_json
+from kernelsight.files.budget import ROWS
 from kernelsight.measure.families import FAMILIES, Family
 
 # largest size of a kernel: a typo would fill the memory

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import ROWS_BYTES, pieces_of, read_bytes, unpacked
+from kernelsight.files.bounded_files import pieces_of, read_bytes, unpacked
+from kernelsight.files.budget import ROWS
 
 # columns of a file of search spaces, in order
 COLUMNS = (
@@ -69,7 +70,7 @@ def _text(path: Path) -> tuple[str, bool]:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{path} {problem}; give a cache or T4 file.")
 
-    data, is_whole = read_bytes(path, refuse, ROWS_BYTES), True
+    data, is_whole = read_bytes(path, refuse, ROWS), True
     if data[:2] == b"\x1f\x8b":
         chunks = []
         try:

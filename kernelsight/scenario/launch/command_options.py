@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
-from kernelsight.files.bounded_values import OPTIONS, parse_json, parse_yaml
+from kernelsight.files.bounded_values import parse_json, parse_yaml
+from kernelsight.files.budget import OPTIONS
 
 # function from an option to what it takes: none, value, list, json, file or optional; None: unknown option
 Takes = Callable[[str], "str | None"]

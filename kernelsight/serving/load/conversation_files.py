@@ -17,7 +17,6 @@ The format is that of github.com/callanjfox/kv-cache-tester (folder ``traces``):
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,9 @@ import numpy as np
 
 from kernelsight import errors
 from kernelsight.errors import shown
+from kernelsight.files.bounded_files import decoded
+from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.budget import WHOLE
 from kernelsight.serving.load.dependencies import Dependencies, first_bad_pause, pause_fault
 
 LARGEST_SIZE = 2**53
@@ -79,11 +81,11 @@ class _Reading:
 
     def add(self, path: Path, data: bytes) -> None:
         """Read one file."""
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as problem:
-            problem_text = f"it is no JSON object ({str(problem).splitlines()[0]})"
-            raise errors.trace_unusable(path, problem_text, ADVICE) from None
+
+        def refuse(problem: str) -> errors.InvalidInput:
+            return errors.trace_unusable(path, f"it {problem}", ADVICE)
+
+        document = parse_json(decoded(data, refuse), refuse, WHOLE)
         if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
             raise errors.trace_unusable(path, "it has no list of requests", ADVICE)
         conversation = _Conversation(self, path, document)
