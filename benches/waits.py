@@ -127,7 +127,7 @@ def yardstick() -> float:
 
 
 def cpu_seconds(tree: Path, name: str, folder: str, run: int = 0) -> float:
-    """Return the CPU seconds of row ``name``, run by the program in ``tree``; ``run``: its number, for changed flags."""
+    """Return the CPU seconds of row ``name``, run by the program in ``tree``; ``run``: its number."""
     # with cached bytecode, as in an installation
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPATH": str(tree), "KERNELSIGHT_CACHE": f"{folder}/kept"}

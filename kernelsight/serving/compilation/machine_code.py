@@ -89,7 +89,9 @@ class EntryKey:
     def carried(self, kinds: tuple) -> str:
         """Return the key of carried code for arguments of these kinds; a function with a closure has none there."""
         function = self._function
-        return hashlib.sha256(repr((function.__module__, function.__qualname__, text_of(kinds))).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr((function.__module__, function.__qualname__, text_of(kinds))).encode()).hexdigest()[
+            :32
+        ]
 
 
 def _enclosed(function: Callable[..., Any]) -> bytes:

@@ -129,8 +129,8 @@ def within_reach(
 ) -> np.ndarray:
     """Return whether loads can reach each knot, (knots,): in attention, those up to the first beyond their bounds.
 
-    ``knots``: columns part, x, y; ``requests``, ``tokens``: bounds of loads, as of :class:`Reach`, and ``owner``: number
-    of each knot's deployment, one number or one for each knot.
+    ``knots``: columns part, x, y; ``requests``, ``tokens``: bounds of loads, as of :class:`Reach`; ``owner``: number of
+    each knot's deployment, one number or one for each knot.
     """
     part = pc.fill_null(pc.index_in(knots["part"], pa.array(PARTS)), len(PARTS)).to_numpy().astype(np.int64)
     decodes, windowed, prefills = (

@@ -43,7 +43,9 @@ def capacities(inputs: SimulationInputs, statistics: pa.Table) -> pa.Table:
         if (start, stop, cached_share) not in loads:
             prompts, outputs = (inputs.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
             loads[start, stop, cached_share] = lengths_of(prompts, outputs, cached_share)
-        lengths = loads[start, stop, cached_share]._replace(burstiness=min(scenario["burstiness"] or 1.0, LEAST_REGULAR))
+        lengths = loads[start, stop, cached_share]._replace(
+            burstiness=min(scenario["burstiness"] or 1.0, LEAST_REGULAR)
+        )
         keys = tuple(deployments_of(scenario))
         replicas = tuple(scenario[name] for name in ("replicas", "prefill_replicas", "decode_replicas"))
         reach = reach_of(inputs, scenario)
