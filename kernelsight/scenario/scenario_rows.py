@@ -55,7 +55,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return typed flags by full name, the launch line filled in, unset ones left out; UnknownName: no such flag."""
     by_name = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
     if "launch" in by_name or "read_launch_files" in by_name:
-        from kernelsight.scenario.launch.lines import with_launch_line
+        from kernelsight.scenario.launch.deployments import with_launch_line
 
         by_name = with_launch_line(by_name)
     by_name = with_finite_rate(by_name)
