@@ -1,16 +1,21 @@
-"""Parses untrusted JSON and YAML within a budget of the number of values and of levels; an alias counts at each use."""
+"""Parses untrusted JSON, YAML, TOML and Python literals within a budget of values and levels.
+
+An alias of YAML counts at each use.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kernelsight.files.bounded_files import TOO_MUCH_MEMORY, Refuse, read_text
-from kernelsight.files.budget import MANIFEST, SETTINGS, Budget
+from kernelsight.files.budget import MANIFEST, OPTIONS, SETTINGS, Budget
 
 # digits: no setting has a longer number, and YAML needs time quadratic in the length of some
 LONGEST_NUMBER = 1000
@@ -50,7 +55,38 @@ def parse_json(text: str, refuse: Refuse, budget: Budget = SETTINGS) -> Any:
     except ValueError as problem:
         is_repeated = isinstance(problem, RepeatedName)
         raise refuse(f"is not JSON ({problem if is_repeated else 'a number has thousands of digits'})") from None
-    check_levels(value, budget, refuse)
+    _check_levels(value, budget, refuse)
+    return value
+
+
+def parse_toml(text: str, refuse: Refuse, budget: Budget = MANIFEST) -> dict[str, Any]:
+    """Parse TOML text within a budget.
+
+    >>> from kernelsight.errors import InvalidInput
+    >>> parse_toml("a = 1", InvalidInput)
+    {'a': 1}
+    """
+    return _plain(tomllib.loads, "TOML", text, refuse, budget)
+
+
+def parse_literal(text: str, refuse: Refuse, budget: Budget = OPTIONS) -> Any:
+    """Parse a literal of Python within a budget.
+
+    >>> from kernelsight.errors import InvalidInput
+    >>> parse_literal("{'tp': 2}", InvalidInput)
+    {'tp': 2}
+    """
+    return _plain(ast.literal_eval, "a literal of Python", text, refuse, budget)
+
+
+def _plain(parse: Callable[[str], Any], form: str, text: str, refuse: Refuse, budget: Budget) -> Any:
+    if len(text) > budget.bytes or text.count(",") + text.count("=") + text.count("[") > budget.values:
+        raise refuse(_too_many(budget))
+    try:
+        value = parse(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise refuse(f"is not {form}") from None
+    _check_levels(value, budget, refuse)
     return value
 
 
@@ -71,7 +107,7 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def check_levels(value: Any, budget: Budget, refuse: Refuse) -> None:
+def _check_levels(value: Any, budget: Budget, refuse: Refuse) -> None:
     level, depth = [value], 0
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1

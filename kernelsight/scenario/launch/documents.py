@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import tomllib
 from typing import Any
 
 from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import Refuse
-from kernelsight.files.bounded_values import check_levels, parse_json, parse_yaml
+from kernelsight.files.bounded_values import parse_json, parse_toml, parse_yaml
 from kernelsight.files.budget import MANIFEST
-from kernelsight.files.shell_words import MOST_CHARACTERS
 from kernelsight.scenario.launch.python_calls import read_python
 
 _QUOTES = str.maketrans("“”„‟«»‘‚‛\u00a0\u202f\u2003", '""""""\'\'\'   ', "\u200b\ufeff")
@@ -49,8 +49,9 @@ def read_documents(text: str, refuse: Refuse) -> list[Any]:
         tree = read_python(text, refuse)
         if tree is not None:
             return [tree]
-    if _TOML_LINE.search(text) and (value := _toml(text, refuse)) is not None:
-        return [value]
+    if _TOML_LINE.search(text):
+        with contextlib.suppress(InvalidInput):  # it may be another form
+            return [parse_toml(text, InvalidInput)]
     if _YAML_LINE.match(first):
         return parse_yaml(text, refuse)
     sizes = {_SHORT.get(name, name): value for name, value in _SBATCH.findall(text)}
@@ -96,15 +97,3 @@ def _unit(text: str, refuse: Refuse) -> dict[str, Any]:
     for holder in sections.values():
         holder |= {name: value[-1] for name, value in holder.items() if isinstance(value, list) and "Env" not in name}
     return sections
-
-
-def _toml(text: str, refuse: Refuse) -> dict[str, Any] | None:
-    """Return the tables of TOML text; None: it is none."""
-    if len(text) > MOST_CHARACTERS:
-        return None
-    try:
-        value = tomllib.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    check_levels(value, MANIFEST, refuse)
-    return value
