@@ -22,7 +22,7 @@ from kernelsight.comparison.replay import load_of_log
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flag import options_of
-from kernelsight.scenario.launch.lines import with_launch_line
+from kernelsight.scenario.launch.deployments import with_launch_line
 from kernelsight.scenario.stated_flags import object_text, read_flags
 
 if TYPE_CHECKING:

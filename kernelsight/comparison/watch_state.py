@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import types
 import typing
 from dataclasses import dataclass, field, fields
@@ -16,6 +15,7 @@ from kernelsight.comparison.watched_requests import RecentRequests
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_values import read_json
 from kernelsight.files.budget import STATE
+from kernelsight.files.numbers import is_number
 from kernelsight.files.redaction import redacted_text
 from kernelsight.logs.appended_lines import Position
 from kernelsight.present.watch_windows import TOTALS
@@ -52,10 +52,9 @@ def typed(value: Any, hint: Any, place: str = "it") -> Any:
         return {name: typed(item, inner[1], f"{place}[{name!r:.40}]") for name, item in value.items()}
     if hint is str and isinstance(value, str):
         return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int and is_number and isinstance(value, int) and 0 <= value < LARGEST:
+    if hint is int and is_number(value) and isinstance(value, int) and 0 <= value < LARGEST:
         return value
-    if hint is float and is_number and abs(value) < LARGEST and math.isfinite(value):
+    if hint is float and is_number(value) and abs(value) < LARGEST:
         return float(value)
     words = {str: "text", int: "whole number from 0", float: "finite number"}
     raise WrongType(f"{place} is no {words.get(hint) or getattr(kind, '__name__', hint)}")

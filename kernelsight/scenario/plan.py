@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, DRAFT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
-from kernelsight.scenario.launch.lines import LaunchLine, with_launch_line
+from kernelsight.scenario.launch.deployments import with_launch_line
+from kernelsight.scenario.launch.lines import LaunchLine
 from kernelsight.scenario.load_rules import check_load
 from kernelsight.scenario.objectives import PRICE
 from kernelsight.scenario.scenario_rows import (
