@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,7 +225,7 @@ def resolve_model(session: Session, name: str, architecture: str | None = None) 
 
     models = session.table("models")["model"].to_pylist()
     path = Path(name)
-    if path.suffix in (".json", ".gguf") or (path.exists() and name not in models):
+    if path.suffix in (".json", ".gguf") or (os.path.exists(name) and name not in models):
         row, layers = read_config_file(path, architecture)
         give_model(session, row, layers)
         return row["model"]

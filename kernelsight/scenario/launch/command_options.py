@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -121,7 +122,8 @@ def _of_file(
     ``own``: the file's text, if the text of the command holds it. Only the file and names of known options are shown: a
     pasted line may name any file of this machine.
     """
-    path = Path(value) if own else next((path for path in (folder / value, Path(value)) if path.exists()), None)
+    found = next((path for path in (folder / value, Path(value)) if os.path.exists(path)), None)
+    path = Path(value) if own else found
     if path is None:
         yield Setting(name, value, word)
         return
