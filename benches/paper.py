@@ -52,7 +52,7 @@ def main() -> None:
     if arguments.no_record:
         return
     if charts:
-        from kernelsight.present.figures.picture import write_picture
+        from kernelsight.evaluation.runs.plots import write_picture
 
         write_picture(
             charts, ROOT / "docs" / "pictures" / f"paper_{arguments.figure}.svg", COLUMNS.get(arguments.figure, 2)

@@ -20,8 +20,8 @@ from kernelsight.kernels.pack import default_pack, pack_table
 from kernelsight.laboratory.kernels.versions import packed_latency
 from kernelsight.laboratory.paper.sources import GPUS, TARGET, Sources
 from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
-from kernelsight.present.figures.roofline import RATES, roofs_of
 from kernelsight.present.page import Figure
+from kernelsight.present.pages.predict import RATES, roofs_of
 from kernelsight.session import connect
 
 # points of a family in a picture, and most sizes of a GPU in figure 10; families with fewer than FEWEST have no curve
