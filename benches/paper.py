@@ -1,11 +1,11 @@
 """The figures and tables of the paper (arXiv 2606.28565), each from published data: one command a figure.
 
-    python benches/paper.py 3|7|8|9|10|11|12|tables [--sweep sweep.parquet]   # prints its data, draws its picture
+    python benches/paper.py 3|7|8|9|10|11|12|tables|points   # prints its data, draws its picture
 
-Records `paper_FIGURE` (with `tables`: kernel errors; end-to-end errors are those of benches/end_to_end.py), which
-docs/accuracy/paper.md shows, and draws docs/pictures/paper_FIGURE.svg. The sweep is imported when needed, and what
-several figures share (GB200's rows with predictions, replayed runs) is kept in a folder (--folder) for each state of
-the program: the first of 10, 11 and tables takes 4 CPU-minutes, of 9 and 12 one.
+Records `paper_FIGURE`, which docs/accuracy/paper.md shows, and draws docs/pictures/paper_FIGURE.svg. tables: kernel
+errors; points: those after three calls of each kernel; end-to-end errors are those of benches/end_to_end.py. The sweep
+is imported if needed, and what several figures share (GB200's rows with predictions, replayed runs) is kept in a folder
+for each state of the program: the first of 10, 11 and tables takes 4 CPU-minutes, of 9 and 12 two.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from kernelsight.caches.private_folder import user_cache
 from kernelsight.laboratory.paper.kernels import figure_3, figure_7, figure_10, figure_11
 from kernelsight.laboratory.paper.serving import figure_8, figure_9, figure_12
 from kernelsight.laboratory.paper.sources import Sources
-from kernelsight.laboratory.paper.tables import tables
+from kernelsight.laboratory.paper.tables import points, tables
 from kernelsight.present.output import as_json
 
 FIGURES = {
     **{"3": figure_3, "7": figure_7, "8": figure_8, "9": figure_9, "10": figure_10, "11": figure_11, "12": figure_12},
     "tables": tables,
+    "points": points,
 }
 # figures in a row of a picture
 COLUMNS = {"10": 4, "9": 3}

@@ -79,6 +79,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "paper_10": KERNELS,
     "paper_11": KERNELS,
     "paper_12": (*SIMULATION, "backtest"),
+    "paper_points": KERNELS,
     "paper_tables": KERNELS,
     "search": ("search",),
     "search_tuner": ("search",),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import record
+
 from figures.blocks import result
 from figures.text import NONE, count, median_mean, percent, table
 
@@ -18,15 +20,20 @@ def headlines() -> str:
     """README's two lines on kernels, each beside its roofline."""
     figures = result("paper_tables")
     dense, everything = figures["dense"]["pooled"], figures["everything"]["families"]
-    points = figures["points"]
+    points = recorded_points()
+    more = f" Three measured calls of each kernel: {both(points['families'])}." if points else ""
     return (
         f"- **Kernels of dense BF16 layers** on GB200 (products, prompt and decode attention; fitted to A100, L40S, H100 and H200, nothing known of GB200): "
         f"{both(dense['nothing known'])} (median / mean, {count(dense['nothing known']['n'])} rows), {weighted(dense['nothing known'])} by time; "
         f"roofline {both(dense['roofline'])}. The paper: {percent(PAPER['ours'])} at a roofline of {percent(PAPER['roofline'])}.\n"
         f"- **Every kernel**, all formats, mean over {len(figures['families'])} families: {both(everything['nothing known'])}, "
-        f"{weighted(everything['nothing known'])} by time; roofline {both(everything['roofline'])}. "
-        f"Three measured calls of each kernel: {both(points['families'])}."
+        f"{weighted(everything['nothing known'])} by time; roofline {both(everything['roofline'])}.{more}"
     )
+
+
+def recorded_points() -> Mapping[str, Any] | None:
+    """Return the errors after three measured calls of each kernel; None: not measured."""
+    return result("paper_points") if "paper_points" in record.names() else None
 
 
 def both(score: Mapping[str, Any]) -> str:
@@ -51,7 +58,7 @@ def cell(score: Mapping[str, Any]) -> str:
 def kernels() -> str:
     """Table of both headlines and their parts beside baselines, and of the paper's figures."""
     figures = result("paper_tables")
-    dense, everything, points = figures["dense"], figures["everything"], figures["points"]
+    dense, everything, points = figures["dense"], figures["everything"], recorded_points()
 
     def row(title: str, scores: Mapping[str, Any]) -> list[str]:
         return [title, count(scores["roofline"]["n"]), *(cell(scores[name]) for name in COLUMNS)]
@@ -63,12 +70,10 @@ def kernels() -> str:
     rows += [row(f"– {each['family'].replace('_', ' ')}", each["scores"]) for each in figures["families"]]
     rows += [row(f"everything, mean over {len(figures['cells'])} cells", everything["cells"])]
     rows += [row("everything, pooled over rows", everything["pooled"])]
-    blank = [""] * 3
-    for name, scores in (
-        ("dense BF16, mean over 3 cells", points["dense"]),
-        ("everything, mean over families", points["families"]),
-    ):
-        rows.append([f"three measured calls of each kernel: {name}", count(scores["n"]), cell(scores), "", *blank])
+    for name, words in (("dense", "dense BF16, mean over 3 cells"), ("families", "everything, mean over families")):
+        if points:
+            title = f"three measured calls of each kernel: {words}"
+            rows.append([title, count(points[name]["n"]), cell(points[name]), "", "", "", ""])
     rows.append(["the paper, cross-generation", NONE, percent(PAPER["ours"]), "", percent(PAPER["roofline"]), "", ""])
     measured = "the paper, target-measured (comparable baseline)"
     rows.append([measured, NONE, percent(PAPER["measured"]), "", percent(PAPER["measured_baseline"]), "", ""])
