@@ -48,7 +48,8 @@ def figure_9(sources: Sources) -> tuple[dict[str, Any], list[Figure]]:
         color = {"color": kind("gpu"), "shape": kind("kind", "deployment"), "tooltip": tips("run_id", "error")}
         spec = {"layer": [chart(dots(12, opacity=0.5), x=x, y=y, **color), chart(dashes(), x=x, y=amount("measured"))]}
         figures.append(Figure(title, "", spec=spec, rows=[point for point in points if point["metric"] == metric]))
-    return {"errors": errors, "points": points}, figures
+    shown = ("gpu", "kind", "metric", "measured", "simulated")
+    return {"errors": errors, "points": [{name: point[name] for name in shown} for point in points]}, figures
 
 
 def points_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
