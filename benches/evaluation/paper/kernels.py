@@ -140,7 +140,7 @@ def figure_10(sources: Sources) -> tuple[dict[str, Any], list[Figure]]:
         if not rows.num_rows or TARGET not in rows["gpu"].unique().to_pylist():
             continue
         fixed = dominant(family, pl.from_arrow(rows), axis)
-        if len(along(pl.from_arrow(rows), fixed, axis, "latency_us")) < FEWEST * rows["gpu"].unique().length():
+        if len(along(pl.from_arrow(rows), fixed, axis, "latency_us")) < FEWEST * len(rows["gpu"].unique()):
             continue
         chosen[family] = fixed
         with_eta = pl.from_arrow(rows).with_columns(eta=pl.col("latency_us") / pl.col("roofline_us"))
