@@ -23,6 +23,7 @@ class KernelSightError(Exception):
     """Base of all errors raised on purpose. ``exit_code`` is the exit status of the command line."""
 
     exit_code = 2
+    details = ""  # what --verbose adds on the command line
 
     def __str__(self) -> str:
         """Return the message on one line: names from files may have line ends and control characters, or be long."""

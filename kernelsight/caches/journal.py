@@ -16,7 +16,8 @@ from typing import IO, Any, NamedTuple, Self
 
 from kernelsight.caches.durable import draft_of
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import ROWS_BYTES, read_bytes
+from kernelsight.files.bounded_files import read_bytes
+from kernelsight.files.budget import ROWS
 
 SUFFIX = ".journal"
 # first bytes of an Arrow IPC stream, which journals of measurements were before they were lines of JSON
@@ -86,9 +87,7 @@ def read_journal(path: Path, kind: str, *, without_sums: bool = False) -> Record
 
     ``without_sums``: lines without checksums, as earlier versions wrote them for this kind, are read too.
     """
-    data = read_bytes(
-        path, lambda records: InvalidInput(f"the journal {path} {records}; use another -o FILE."), ROWS_BYTES
-    )
+    data = read_bytes(path, lambda records: InvalidInput(f"the journal {path} {records}; use another -o FILE."), ROWS)
     if data.startswith(_ARROW):
         raise InvalidInput(
             f"the journal {path} was written by an earlier version, as an Arrow stream; finish it with that version, "

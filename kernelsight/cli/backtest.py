@@ -93,7 +93,7 @@ def _note(answer: Mapping[str, Any]) -> None:
     """Note runs that were excluded or not simulated, and what is assumed."""
     for excluded in answer["excluded"]:
         note(f"excluded {excluded['n']:,}: {excluded['reason']}")
-    for sentence in answer["assumed"]:
+    for sentence in answer.get("assumed", ()):
         note(f"assumed: {sentence}")
     for fault in answer["not_simulated"]:
         note(f"not simulated {fault['n']:,}: {fault['reason']}")

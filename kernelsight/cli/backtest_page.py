@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kernelsight.evaluation.runs.coverage import METRICS as COVERED
+from kernelsight import laboratory
 from kernelsight.evaluation.runs.label_coverage import METRICS as LABELLED
 from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
-from kernelsight.evaluation.runs.subsets import KINDS
 from kernelsight.number_format import deviation, number, percent
 from kernelsight.present.page import Figure, Page, Table
-
-PEERS = {
-    "peer": ", flags as launched",
-    "peer_step_tokens": ", tokens of a step, too",
-    "peer_nominal": ", nominal lengths",
-}
 
 
 def backtest_page(answer: Mapping[str, Any], figures: Callable[[], Sequence[Figure]] = tuple) -> Page:
@@ -24,12 +17,12 @@ def backtest_page(answer: Mapping[str, Any], figures: Callable[[], Sequence[Figu
     tables = [
         _campaigns(answer),
         _models_and_axes(answer),
-        Table("by host constants:", level_lines(answer, _line)),
-        *(_flags_and_groups(answer), _basis(answer), _intervals(answer), coverage_table(answer)),
-        Table(rows=[_line(_name(group), group) for group in answer["groups"]]),
-        *(_implausible(answer), _disaggregated(answer), *_scored_separately(answer), _speculative(answer)),
-        *(_error_by_part(answer), _peer(answer)),
+        coverage_table(answer),
+        Table(rows=[line(name_of(group), group) for group in answer["groups"]]),
+        *(_disaggregated(answer), *_scored_separately(answer), _speculative(answer)),
     ]
+    if laboratory.is_here():
+        tables += laboratory.part("cli.backtest_tables", "a table of published runs").tables(answer)
     return Page(
         f"{answer['runs']:,} runs replayed and scored",
         answer,
@@ -63,7 +56,7 @@ def _campaigns(answer: Mapping[str, Any]) -> Table:
             "campaign": campaign,
             "metric": metric,
             "n": score["n"],
-            "median / mean, 90th percentile, median error": _errors(score),
+            "median / mean, 90th percentile, median error": errors_of(score),
         }
         | {"in 90 % interval": percent(score["coverage_90"])}
         for campaign, metrics in campaigns.items()
@@ -74,39 +67,13 @@ def _campaigns(answer: Mapping[str, Any]) -> Table:
 
 def _models_and_axes(answer: Mapping[str, Any]) -> Table:
     """Return scores of all runs, of dense and MoE models, and by axes such as engine and GPU."""
-    rows = [_line("all", answer), _line("dense", answer["dense"]), _line("mixture of experts", answer["moe"])]
-    rows += [_line(f"{kind}, plausible only", scores) for kind, scores in answer.get("without_signs", {}).items()]
+    rows = [line("all", answer), line("dense", answer["dense"]), line("mixture of experts", answer["moe"])]
+    rows += [line(f"{kind}, plausible only", scores) for kind, scores in answer.get("without_signs", {}).items()]
     for axis, groups in answer["by"].items():
         if axis != "length":
             words = "least certain:" if axis == "weakest" else axis
-            rows += [_line(f"{words} {group[axis]}", group) for group in groups]
+            rows += [line(f"{words} {group[axis]}", group) for group in groups]
     return Table(rows=rows)
-
-
-def _basis(answer: Mapping[str, Any]) -> Table:
-    """Return scores by whether the launch flags (recipes) of a run are published, fitted or assumed."""
-    if "by_basis" not in answer:
-        return Table()
-    basis = answer["by_basis"]
-    rows = [
-        _line(f"{name.replace('_', ' ')}, {kind}", basis[name][kind])
-        for name in ("published", "fitted_or_assumed")
-        for kind in ("dense", "moe")
-    ]
-    return Table(
-        "by basis of the launch flags (recipes); recipes that are not published, with the runs that each touches:",
-        rows,
-        below=", ".join(f"{recipe['recipe']} ({recipe['basis']}) {recipe['scored']}" for recipe in basis["recipes"]),
-    )
-
-
-def _intervals(answer: Mapping[str, Any]) -> Table:
-    """Return coverage and width of the 90 % intervals."""
-    return Table(
-        "90 % intervals, their spread beyond kernels and host fitted on other groups; median p95 / p05, and in "
-        "brackets that of one fixed factor a metric that covers as many runs:",
-        [{"": "", **dict.fromkeys(COVERED)} | row for row in _interval_rows(answer["levels"])],
-    )
 
 
 def coverage_table(answer: Mapping[str, Any]) -> Table:
@@ -125,18 +92,12 @@ def coverage_table(answer: Mapping[str, Any]) -> Table:
     )
 
 
-def _implausible(answer: Mapping[str, Any]) -> Table:
-    """Return scores of runs with signs of implausible measurements."""
-    rows = [_line(group["sign"], group) for group in answer.get("signs", ())]
-    return Table("runs with implausible measurements (included in the scores above):", rows)
-
-
 def _disaggregated(answer: Mapping[str, Any]) -> Table:
     """Return scores of runs with P/D disaggregation."""
     report = answer["disaggregated"]
     if not report["ttft"]["n"]:
         return Table()
-    rows = [_line("all", report), *(_line(_name(group), group) for group in report["groups"])]
+    rows = [line("all", report), *(line(name_of(group), group) for group in report["groups"])]
     return Table("disaggregated prefill and decode, not fitted on (not included above):", rows)
 
 
@@ -145,7 +106,7 @@ def _scored_separately(answer: Mapping[str, Any]) -> list[Table]:
     return [
         Table(
             f"{report['reason']}, not fitted on (not included above):",
-            [_line("all", report), *(_line(_name(group), group) for group in report["groups"])],
+            [line("all", report), *(line(name_of(group), group) for group in report["groups"])],
         )
         for report in answer["separate"]
     ]
@@ -160,8 +121,8 @@ def _speculative(answer: Mapping[str, Any]) -> Table:
     fitted = ", ".join(f"{proposer} {percent(rate)}" for proposer, rate in rates.items())
     rows = []
     for kind in ("with_drafts", "without_drafts"):
-        rows += [_line(kind.replace("_", " "), report[kind])]
-        rows += [_line(f"- {_name(group)}", group) for group in report[kind]["groups"]]
+        rows += [line(kind.replace("_", " "), report[kind])]
+        rows += [line(f"- {name_of(group)}", group) for group in report[kind]["groups"]]
     return Table(
         "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
         f"rates fitted on the fitting fifth: {fitted}",
@@ -169,110 +130,18 @@ def _speculative(answer: Mapping[str, Any]) -> Table:
     )
 
 
-def _error_by_part(answer: Mapping[str, Any]) -> Table:
-    """Return the error attributed to the parts of TTFT and TPOT."""
-    return Table(
-        "error by part, as a share of the measured value (+: predicted too short), largest first:",
-        _attribution_rows(answer.get("attribution", ())),
-    )
-
-
-def _peer(answer: Mapping[str, Any]) -> Table:
-    """Return scores next to AIConfigurator's on the same runs."""
-    if "peer" not in answer:
-        return Table()
-    title = f"compared with AIConfigurator, on the {answer['peer']['n']:,} runs that it predicts:"
-    return Table(title, _peer_rows(answer["peer"]))
-
-
-def _line(scope: str, scores: Mapping[str, Any]) -> dict[str, Any]:
+def line(scope: str, scores: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a scope: number of runs, and the errors of each metric."""
-    return {"": scope, "n": scores["ttft"]["n"], **{metric: _errors(scores[metric]) for metric in METRICS}}
+    return {"": scope, "n": scores["ttft"]["n"], **{metric: errors_of(scores[metric]) for metric in METRICS}}
 
 
-def _name(group: Mapping[str, Any]) -> str:
+def name_of(group: Mapping[str, Any]) -> str:
     return " ".join(str(group[name] or "-") for name in GROUP)
 
 
-def _errors(score: Mapping[str, Any]) -> str:
+def errors_of(score: Mapping[str, Any]) -> str:
     """Return a score as median / MAPE, p90 and signed median error, in percent."""
     if not score["n"]:
         return ""
     median, mean = (percent(score[name], 1) for name in ("median_ape", "mape"))
     return f"{median} / {mean}  p90 {percent(score['p90_ape'])}  {deviation(score['median_error'], 0)}"
-
-
-def level_lines(answer: Mapping[str, Any], line: Callable[[str, Mapping], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each level of host constants and kind of model, then the rows of the other tool."""
-    lines = [line(f"{level}, {scope}", scores[scope]) for level, scores in answer["levels"].items() for scope in KINDS]
-    for peer, words in PEERS.items():
-        for name, calibration in (("peer", "as it comes"), ("calibrated", "one factor on TTFT and TPOT a group")):
-            if peer in answer:
-                peer_scores = [(kind, answer[peer][kind][name]) for kind in ("dense", "moe")]
-                lines += [line(f"AIConfigurator {calibration}{words}, {kind}", scores) for kind, scores in peer_scores]
-    for level, scores in answer.get("peer", {}).get("behind", {}).items():
-        words = f"{level}: groups behind AIConfigurator of {scores['groups']}"
-        lines.append({"": words, "n": None, "ttft": scores["ttft"], "tpot": scores["tpot"]})
-    return lines
-
-
-def _flags_and_groups(answer: Mapping[str, Any]) -> Table:
-    """Return scores by whether the launch flags of a group were fitted, and medians over groups."""
-    level, report = next(iter(answer["levels"].items()))
-    rows = [
-        _line(f"{report['by_flags'][name]['groups']} groups with flags {words}, {kind}", report["by_flags"][name][kind])
-        for name, words in (("fitted", "fitted on their own fifth"), ("not_fitted", "not fitted"))
-        if "by_flags" in report
-        for kind in ("dense", "moe")
-    ]
-    over_groups = report["over_groups"]
-    return Table(
-        f"{level}, by whether launch flags of the group were fitted; median over groups of their median APE: "
-        + "; ".join(
-            f"{kind} TTFT {percent(over_groups[kind]['ttft'], 1)}, TPOT {percent(over_groups[kind]['tpot'], 1)}"
-            for kind in ("dense", "moe")
-            if over_groups[kind]["groups"]
-        ),
-        rows,
-    )
-
-
-def _interval_rows(levels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per level of host constants and kind of model: coverage, width, and width of a fixed factor."""
-    return [
-        {"": f"{level}, {kind}"}
-        | {
-            metric: f"{percent(score['coverage_90'])} covered, "
-            f"{number(score['width_90'], 3)} ({number(score['width_fixed'], 3)})"
-            for metric, score in scores.items()
-            if score.get("coverage_90") is not None
-        }
-        for level, by_kind in levels.items()
-        for kind, scores in ((kind, by_kind[kind]) for kind in KINDS)
-    ]
-
-
-def _attribution_rows(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    rows = []
-    for group in groups:
-        for metric in ("ttft", "tpot"):
-            part_errors = {name: deviation(value, 0) for name, value in group[metric].items()}
-            rows.append({"group": _name(group), "n": group["n"], "metric": metric, **part_errors})
-    return rows
-
-
-def _peer_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    scopes = [("all", report), ("dense", report["dense"]), ("mixture of experts", report["moe"])]
-    scopes += [(_name(group), group) for group in report["groups"]]
-    return [
-        {
-            "": scope,
-            "n": pair["n"],
-            **{
-                f"{metric} {tool}": _errors(pair[tool][metric])
-                for metric in ("ttft", "tpot")
-                for tool in ("peer", "ours")
-            },
-        }
-        for scope, pair in scopes
-    ]

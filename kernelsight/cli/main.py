@@ -19,7 +19,7 @@ from kernelsight.cli.command_line import VERBS, check_options, is_of_laboratory,
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, UnknownName, flags_in_errors, unknown
 from kernelsight.escape import visible
-from kernelsight.present.output import NORMAL, QUIET, VERBOSE, print_notes, set_verbosity
+from kernelsight.present.output import NORMAL, QUIET, VERBOSE, is_verbose, print_notes, set_verbosity
 
 # what other tools, or words for the task, call a verb; without hyphens
 KNOWN_AS = {"whatif": "sweep", "capacity": "size, or sweep --find-rate"}
@@ -78,6 +78,8 @@ def _run(words: list[str]) -> int:
     except KernelSightError as error:
         print_notes()
         print(f"kernelsight: {error}", file=sys.stderr)
+        if error.details:
+            print(visible(error.details) if is_verbose() else "(--verbose lists what is read)", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _stopped(arguments)

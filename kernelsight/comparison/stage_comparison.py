@@ -14,7 +14,14 @@ from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
 from kernelsight.comparison.replayed_log import served_label
-from kernelsight.comparison.stage_logs import Stage, client_of, findings, load_of_stage, stages_of
+from kernelsight.comparison.stage_logs import (
+    Stage,
+    client_of,
+    findings,
+    load_of_stage,
+    server_sentences,
+    stages_and_lacks,
+)
 from kernelsight.comparison.unused_rows import fault_counts, unused_clause
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
@@ -22,6 +29,10 @@ from kernelsight.errors import InvalidInput
 from kernelsight.number_format import deviation
 from kernelsight.scenario.plan import give_plan, plan_rows
 
+WINDOW_COLUMNS = [
+    *("replica", "start_s", "end_s", "prompt_tokens", "output_tokens", "running", "waiting", "kv_share", "hit_share"),
+]
+MOST_WINDOWS = 1000
 STATISTICS = ("mean", "p50", "p90", "p99")
 NAMES = ("measured", "predicted")
 
@@ -33,19 +44,22 @@ class Stages(NamedTuple):
     question: Question
     stages: Sequence[Stage]
     client: Mapping[str, float]
+    server: Sequence[str] = ()  # what a server's log or metrics say
+    lacks: Sequence[str] = ()
 
 
 def stages_of_comparison(row: Mapping[str, Any], production_summaries: pa.Table) -> Stages:
     """Return the stages of a row of ``comparisons``; InvalidInput: none states its requests, rate and lengths."""
     question = question_of(row)
     summaries = of_logs(production_summaries, question)
-    stages = stages_of(summaries)
-    if not stages:
+    stages, lacks = stages_and_lacks(summaries, question.stated or {})
+    server = server_sentences(summaries)
+    if not stages and not server:
         raise InvalidInput(
-            "the log holds no requests with a prompt length, and its statistics do not say how many were sent, how "
-            "fast, and of which lengths; log_faults says why rows were dropped."
+            f"the log holds statistics and no requests, and lacks {lacks[0] if lacks else 'a run'}: state what is "
+            "missing, such as --stated '--num-prompts 100 --input-len 512'."
         )
-    return Stages(row["comparison_id"], question, stages, client_of(summaries))
+    return Stages(row["comparison_id"], question, stages, client_of(summaries), server, lacks)
 
 
 @reads("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
@@ -63,6 +77,8 @@ def stage_rows(
     rows, tiers = [], []
     for row in comparisons.to_pylist():
         comparison = stages_of_comparison(row, production_summaries)
+        if not comparison.stages:
+            continue
         with fork() as session:
             give_stages(session, comparison)
             session.compute("scenario_summary", "scenario_intervals", "deployment_tiers", "scenario_tiers")
@@ -94,7 +110,8 @@ def give_stages(fork: Session, comparison: Stages) -> None:
         concurrency = (
             described_load.get("max_concurrency") or stage.max_concurrency or comparison.client.get("max_concurrency")
         )
-        max_concurrency = int(concurrency) if concurrency else None if stage.is_open else stage.in_flight
+        unlimited = stage.is_open or stage.all_at_once
+        max_concurrency = int(concurrency) if concurrency else None if unlimited else stage.in_flight
         scenarios.append({**scenario, "scenario_id": stage_id, "max_concurrency": max_concurrency})
         columns = load_of_stage(stage, described_load.get("seed", 0) + number, described_load, comparison.client)
         loads.append(pa.table({"load_id": pa.array([stage_id] * stage.requests), **columns}))
@@ -116,9 +133,12 @@ def _stage_rows(
     """
     predictions = {
         (f"{metric}_ms", statistic): summary[f"{metric}_{statistic}_ms"]
-        for metric in METRICS
         for statistic in STATISTICS
+        for metric in (*METRICS, "itl")
     }
+    predictions["output_tokens_per_s", "mean"] = summary["output_throughput"]
+    # by Little's law
+    predictions["running", "mean"] = summary["request_throughput"] * summary["e2e_mean_ms"] / 1e3
     measurements = dict(stage.measured)
     if not stage.is_open:
         # the rate of a saturated closed loop is the engine's throughput
@@ -129,7 +149,11 @@ def _stage_rows(
         measured = measurements.get((metric, statistic))
         if not measured or predicted is None:
             continue
-        name = metric if metric == "request_throughput" else f"{metric.removesuffix('_ms')}_{statistic}_ms"
+        name = (
+            metric.replace("output_tokens_per_s", "output_throughput")
+            if not metric.endswith("_ms")
+            else f"{metric.removesuffix('_ms')}_{statistic}_ms"
+        )
         low, high = intervals.get(name, (None, None))
         rows.append(
             {
@@ -156,7 +180,8 @@ def answer_of(log: Stages, table: Callable[[str], pa.Table]) -> dict[str, Any]:
     """
     faults = table("log_faults").to_pylist()
     rows = table("stage_vs_prediction").drop_columns(["comparison_id"]).to_pylist()
-    tiers = table("stage_tiers").to_pylist()[0]
+    tiers = next(iter(table("stage_tiers").to_pylist()), {"tier": None, "not_measured": []})
+    windows = table("production_windows")
     weights = {(stage.log_id, stage.part): stage.requests for stage in log.stages}
     errors = {f"{name}_ms": _errors(f"{name}_ms", rows, weights) for name in METRICS}
     miss_ms = errors["e2e_ms"]["measured"] - errors["e2e_ms"]["predicted"] if errors["e2e_ms"]["n"] else 0.0
@@ -177,9 +202,18 @@ def answer_of(log: Stages, table: Callable[[str], pa.Table]) -> dict[str, Any]:
         "drift": [],
         **{name: tiers[name] for name in ("tier", "not_measured")},
         "stages": rows,
-        "findings": findings(log.stages, faults, log.client),
-        "verdict": _verdict(rows, unused_clause(fault_counts(faults))),
+        "windows": windows.select(WINDOW_COLUMNS).slice(0, MOST_WINDOWS).to_pylist(),
+        "findings": [*log.server, *(findings(log.stages, faults, log.client) if log.stages else [])],
+        "verdict": _verdict(rows, unused_clause(fault_counts(faults))) if log.stages else _no_stage(log),
     }
+
+
+def _no_stage(log: Stages) -> str:
+    """Return the verdict of a server's log or metrics whose load cannot be replayed, one sentence."""
+    return (
+        f"nothing is predicted: the server states no single requests, and to replay its load one lacks {log.lacks[0]}; "
+        "give what is known with --stated, or the client's results with --log"
+    )
 
 
 def _errors(

@@ -33,13 +33,13 @@ from kernelsight.comparison.watched_server import counters_between, scraped, win
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.files.bounded_http import get_text
+from kernelsight.files.budget import SCRAPE
 from kernelsight.files.parquet_files import read_schema
 from kernelsight.files.redaction import redacted_text
 from kernelsight.logs.appended_lines import Appended, appended, requests_of
 from kernelsight.number_format import number
 from kernelsight.present.watch_windows import Window, as_prometheus, history_rows, moment
 
-TIMEOUT_S, MOST_BYTES = 10.0, 8 << 20
 # notes on unused lines of one part
 MOST_NOTES = 5
 SOURCE = b"kernelsight.source"  # key of the file's metadata
@@ -152,7 +152,7 @@ class Watch:
         """Return the window between the last scrape of the server's metrics and a new one."""
         now_s = self.now()
         try:
-            text = scraped(get_text(self.source, TIMEOUT_S, MOST_BYTES))
+            text = scraped(get_text(self.source, SCRAPE))
         except RunFailed as failed:
             return self._window_of_notes([str(failed)])
         before, since = self.state.scrape, self.state.scraped_at

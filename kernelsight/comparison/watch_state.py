@@ -12,13 +12,13 @@ from kernelsight.comparison.errors import METRICS
 from kernelsight.comparison.watched_requests import RecentRequests
 from kernelsight.dataflow.typed_json import WrongType, typed
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import read_text
+from kernelsight.files.bounded_values import read_json
+from kernelsight.files.budget import STATE
 from kernelsight.files.redaction import redacted_text
 from kernelsight.logs.appended_lines import Position
 from kernelsight.present.watch_windows import TOTALS
 
 VERSION = 2
-MOST_BYTES = 1 << 26
 # moments of the log's clock lie before the year 5000
 LATEST_S = 1e11
 
@@ -61,10 +61,7 @@ def state_of(path: Path | None, source: str) -> State:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"--state {path} {problem}; give another file, or remove it to begin anew.")
 
-    try:
-        values = json.loads(read_text(path, refuse, MOST_BYTES))
-    except (ValueError, RecursionError):
-        raise refuse("is no state of a watch") from None
+    values = read_json(path, refuse, STATE)
     names = [each.name for each in fields(State)]
     if not isinstance(values, dict) or "version" not in values:
         raise refuse("is no state of a watch")

@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from kernelsight.errors import KernelSightError
+from kernelsight.files.budget import LOG, ROWS, SETTINGS, WHOLE, Budget
 from kernelsight.number_format import number
 
-Refuse = Callable[[str], KernelSightError]
+Refuse = Callable[[str], Exception]
 """Makes a reader's error from a fault of its file, stated as a predicate."""
 
-# most bytes of a settings file; of a table that is read whole; of a trace or a document of a log; of any log
-SETTINGS_BYTES, ROWS_BYTES, WHOLE_BYTES, LOG_BYTES = 1 << 24, 1 << 30, 1 << 33, 1 << 36
 # most bytes of a pipe, whose size is unknown until it ends
 PIPED_BYTES = 1 << 30
 # a compressed file may unpack to FREE_UNPACKED bytes, or MOST_RATIO times its size: logs and traces stay below 40 times
@@ -56,8 +54,8 @@ def check_place(path: str | os.PathLike[str], refuse: Refuse) -> None:
             raise refuse(f"lies outside of {_ROOTS[0]}, below which files are read")
 
 
-def check_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYTES) -> int:
-    """Return the size in bytes of a regular file of at most ``most`` bytes, without opening it: a pipe would block.
+def check_file(path: str | os.PathLike[str], refuse: Refuse, budget: Budget = LOG) -> int:
+    """Return the size in bytes of a regular file within a budget, without opening it: a pipe would block.
 
     ``refuse`` makes the error that is raised for any other file.
 
@@ -75,39 +73,46 @@ def check_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYT
         raise refuse(_unreadable(problem)) from None
     if not stat.S_ISREG(status.st_mode):
         raise refuse(_KINDS.get(stat.S_IFMT(status.st_mode), "is not a file"))
-    if status.st_size > most:
-        raise refuse(_too_large(most))
+    if status.st_size > budget.bytes:
+        raise refuse(_too_large(budget.bytes))
     return status.st_size
 
 
 def read_bytes(
-    path: str | os.PathLike[str], refuse: Refuse, most: int = SETTINGS_BYTES, *, piped: bool = False
+    path: str | os.PathLike[str], refuse: Refuse, budget: Budget = SETTINGS, *, piped: bool = False
 ) -> bytes:
-    """Return the bytes of a regular file of at most ``most`` bytes; ``refuse`` makes the error that is raised.
+    """Return the bytes of a regular file within a budget; ``refuse`` makes the error that is raised.
 
     With ``piped``, a path such as /dev/stdin is read too, to its end.
     """
     if piped and _PIPED.fullmatch(os.fspath(path)):
-        return _piped_bytes(path, refuse, most)
-    with open_file(path, refuse, most) as file:
+        return _piped_bytes(path, refuse, budget.bytes)
+    with open_file(path, refuse, budget) as file:
         try:
-            return _all_of(file, os.fstat(file.fileno()).st_size, refuse, most)
+            return _all_of(file, os.fstat(file.fileno()).st_size, refuse, budget.bytes)
         except (OSError, MemoryError) as problem:
             raise refuse(_unreadable(problem)) from None
 
 
-def open_file(path: str | os.PathLike[str], refuse: Refuse, most: int = LOG_BYTES) -> BinaryIO:
-    """Open a regular file of at most ``most`` bytes to read it; ``refuse`` makes the error that is raised."""
-    check_file(path, refuse, most)
+def open_file(path: str | os.PathLike[str], refuse: Refuse, budget: Budget = LOG) -> BinaryIO:
+    """Open a regular file within a budget to read it; ``refuse`` makes the error that is raised."""
+    check_file(path, refuse, budget)
     try:
         # non-blocking: the path may have become a pipe since the check
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as problem:
         raise refuse(_unreadable(problem)) from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise refuse("is no longer a file")
-    return os.fdopen(handle, "rb")
+    file = os.fdopen(handle, "rb")
+    try:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            file.peek(1)
+            file.seek(0)  # files of /proc that are streams cannot
+            return file
+    except OSError as problem:
+        file.close()
+        raise refuse(_unreadable(problem)) from None
+    file.close()
+    raise refuse("is no longer a file")
 
 
 def _piped_bytes(path: str | os.PathLike[str], refuse: Refuse, most: int) -> bytes:
@@ -134,9 +139,9 @@ def _all_of(file: BinaryIO, size: int, refuse: Refuse, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def read_text(path: str | os.PathLike[str], refuse: Refuse, most: int = SETTINGS_BYTES, *, piped: bool = False) -> str:
+def read_text(path: str | os.PathLike[str], refuse: Refuse, budget: Budget = SETTINGS, *, piped: bool = False) -> str:
     """Return the UTF-8 text of a regular file, without byte order mark; see :func:`read_bytes`."""
-    return decoded(read_bytes(path, refuse, most, piped=piped), refuse)
+    return decoded(read_bytes(path, refuse, budget, piped=piped), refuse)
 
 
 def decoded(data: bytes, refuse: Refuse) -> str:
@@ -209,7 +214,7 @@ def most_of_table(size: int) -> int:
     >>> most_of_table(25_000), most_of_table(50_000_000), most_of_table(1 << 40)
     (1073741824, 5000000000, 8589934592)
     """
-    return max(ROWS_BYTES, min(MOST_RATIO * size, WHOLE_BYTES))
+    return max(ROWS.bytes, min(MOST_RATIO * size, WHOLE.bytes))
 
 
 def too_many_rows(rows: int, unpacked: int, most: int, than: str = "") -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.budget import Budget
 from kernelsight.files.redaction import redacted_text
 
 
@@ -25,10 +26,10 @@ def opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(_NoRedirect)
 
 
-def read_answer(answer: Any, limit_s: float, most: int) -> bytes:
-    """Return at most ``most`` bytes of a response's body; TimeoutError where that takes longer than ``limit_s``."""
-    end, chunks, size = time.perf_counter() + limit_s, [], 0
-    while size < most and (chunk := answer.read1(65_536)):
+def read_answer(answer: Any, budget: Budget) -> bytes:
+    """Return a response's body, cut one byte beyond a budget; TimeoutError where that takes longer than it allows."""
+    end, chunks, size = time.perf_counter() + budget.seconds, [], 0
+    while size <= budget.bytes and (chunk := answer.read1(65_536)):
         chunks.append(chunk)
         size += len(chunk)
         if time.perf_counter() > end:
@@ -44,12 +45,12 @@ def check_address(flag: str, url: str) -> str:
     return url
 
 
-def get_text(url: str, timeout_s: float, most: int) -> str:
-    """Return the body of a GET as text; RunFailed: no response, an HTTP error, or more than ``most`` bytes."""
+def get_text(url: str, budget: Budget) -> str:
+    """Return the body of a GET as text; RunFailed: no response, an HTTP error, or more than a budget allows."""
     shown = redacted_text(url)
     try:
-        with opener().open(urllib.request.Request(url), timeout=timeout_s) as answer:
-            body = read_answer(answer, timeout_s, most + 1)
+        with opener().open(urllib.request.Request(url), timeout=budget.seconds) as answer:
+            body = read_answer(answer, budget)
     except urllib.error.HTTPError as error:
         with error:
             where = ", a redirect, which is not followed" if 300 <= error.code < 400 else ""
@@ -57,7 +58,7 @@ def get_text(url: str, timeout_s: float, most: int) -> str:
     except (http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", error)
         late = isinstance(reason, TimeoutError)
-        raise RunFailed(f"{shown} gave no answer{f' within {timeout_s:g} s' if late else ''}.") from None
-    if len(body) > most:
-        raise RunFailed(f"{shown} answered more than {most >> 20} MiB.")
+        raise RunFailed(f"{shown} gave no answer{f' within {budget.seconds:g} s' if late else ''}.") from None
+    if len(body) > budget.bytes:
+        raise RunFailed(f"{shown} answered more than {budget.bytes >> 20} MiB.")
     return body.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Parses untrusted JSON and YAML within limits on the number of values and of levels; an alias counts at each use."""
+"""Parses untrusted JSON and YAML within a budget of the number of values and of levels; an alias counts at each use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from kernelsight.files.bounded_files import (
-    ROWS_BYTES,
-    SETTINGS_BYTES,
-    TOO_MUCH_MEMORY,
-    WHOLE_BYTES,
-    Refuse,
-    read_text,
-)
+from kernelsight.files.bounded_files import TOO_MUCH_MEMORY, Refuse, read_text
+from kernelsight.files.budget import MANIFEST, SETTINGS, Budget
 
 # digits: no setting has a longer number, and YAML needs time quadratic in the length of some
 LONGEST_NUMBER = 1000
@@ -28,32 +22,13 @@ _UNKNOWN = re.compile(r"\b(tag|alias|tag handle|duplicate anchor) ['\"].*", re.D
 _NUMERIC = re.compile(r"[-+]?[0-9.][-+0-9a-fA-FxX_.:]*")
 
 
-class Limits(NamedTuple):
-    """The most bytes of a file, values in it, and levels of nesting."""
-
-    bytes: int
-    values: int
-    levels: int = 100
-
-
-# JSON of settings: a quantisation names every matrix of every expert
-SETTINGS = Limits(SETTINGS_BYTES, 1_000_000)
-MANIFEST = Limits(SETTINGS_BYTES, 100_000)
-# engine options: each is looked up among those of the engine
-OPTIONS = Limits(SETTINGS_BYTES, 10_000)
-# a table that is read whole, such as a grid
-ROWS = Limits(ROWS_BYTES, 100_000_000)
-# a log of many requests in YAML
-REPORT = Limits(WHOLE_BYTES, 20_000_000)
-
-
-def read_json(path: str | os.PathLike[str], refuse: Refuse, limits: Limits = SETTINGS, *, piped: bool = False) -> Any:
+def read_json(path: str | os.PathLike[str], refuse: Refuse, budget: Budget = SETTINGS, *, piped: bool = False) -> Any:
     """Parse a JSON file; ``refuse`` makes the error that is raised, with the line of the fault."""
-    return parse_json(read_text(path, refuse, limits.bytes, piped=piped), refuse, limits)
+    return parse_json(read_text(path, refuse, budget, piped=piped), refuse, budget)
 
 
-def parse_json(text: str, refuse: Refuse, limits: Limits = SETTINGS) -> Any:
-    """Parse JSON text within limits; an object with a repeated name is refused.
+def parse_json(text: str, refuse: Refuse, budget: Budget = SETTINGS) -> Any:
+    """Parse JSON text within a budget; an object with a repeated name is refused.
 
     >>> from kernelsight.errors import InvalidInput
     >>> parse_json('{"tp": }', lambda found: InvalidInput(f"grid.json {found}."))
@@ -61,21 +36,21 @@ def parse_json(text: str, refuse: Refuse, limits: Limits = SETTINGS) -> Any:
     kernelsight.errors.InvalidInput: grid.json is not JSON (line 1, column 8: Expecting value).
     """
     # an upper bound of the number of values, without parsing: signs within texts count too
-    if 1 + text.count(",") + text.count("[") + text.count("{") > limits.values:
-        raise refuse(_too_many(limits))
+    if 1 + text.count(",") + text.count("[") + text.count("{") > budget.values:
+        raise refuse(_too_many(budget))
     try:
         value = json.loads(text, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as problem:
         place = f"line {problem.lineno}, column {problem.colno}"
         raise refuse(f"is not JSON ({place}: {problem.msg})") from None
     except RecursionError:
-        raise refuse(_too_deep(limits)) from None
+        raise refuse(_too_deep(budget)) from None
     except MemoryError:
         raise refuse(TOO_MUCH_MEMORY) from None
     except ValueError as problem:
         is_repeated = isinstance(problem, RepeatedName)
         raise refuse(f"is not JSON ({problem if is_repeated else 'a number has thousands of digits'})") from None
-    _check_levels(value, limits, refuse)
+    check_levels(value, budget, refuse)
     return value
 
 
@@ -96,17 +71,17 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _check_levels(value: Any, limits: Limits, refuse: Refuse) -> None:
+def check_levels(value: Any, budget: Budget, refuse: Refuse) -> None:
     level, depth = [value], 0
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
-        if depth > limits.levels:
-            raise refuse(_too_deep(limits))
+        if depth > budget.levels:
+            raise refuse(_too_deep(budget))
         level = [item for holder in level for item in (holder.values() if isinstance(holder, dict) else holder)]
 
 
-def parse_yaml(text: str, refuse: Refuse, limits: Limits = MANIFEST) -> list[Any]:
-    """Parse the documents of YAML text within limits; an anchor that contains itself is refused.
+def parse_yaml(text: str, refuse: Refuse, budget: Budget = MANIFEST) -> list[Any]:
+    """Parse the documents of YAML text within a budget; an anchor that contains itself is refused.
 
     >>> from kernelsight.errors import InvalidInput
     >>> parse_yaml("a: &x 1\\nb: [*x, *x]", InvalidInput)
@@ -119,13 +94,13 @@ def parse_yaml(text: str, refuse: Refuse, limits: Limits = MANIFEST) -> list[Any
 
     loader = _loader()
     try:
-        _check_events(yaml.parse(text, Loader=loader), limits, refuse)
+        _check_events(yaml.parse(text, Loader=loader), budget, refuse)
         return list(yaml.load_all(text, Loader=loader))
     except yaml.MarkedYAMLError as problem:
         mark, message = problem.problem_mark or problem.context_mark, problem.problem or problem.context
         line = mark.line + 1 if mark else 1
         if message and "nesting depth" in message:  # libyaml reads ahead, and has its own limit of 1,000 levels
-            raise refuse(f"{_too_deep(limits)} (line {line})") from None
+            raise refuse(f"{_too_deep(budget)} (line {line})") from None
         raise refuse(_not_yaml(line, message)) from None
     except yaml.reader.ReaderError as problem:
         line = text.encode()[: problem.position].count(b"\n") + 1
@@ -159,7 +134,7 @@ class _Holder:
         self.anchor, self.values, self.levels = anchor, 1, 0
 
 
-def _check_events(events: Iterable[Any], limits: Limits, refuse: Refuse) -> None:
+def _check_events(events: Iterable[Any], budget: Budget, refuse: Refuse) -> None:
     """Refuse too many values or levels, with those of each alias where it is used, and anchors within themselves."""
     import yaml
 
@@ -171,34 +146,34 @@ def _check_events(events: Iterable[Any], limits: Limits, refuse: Refuse) -> None
             anchored.clear()
         elif isinstance(event, yaml.CollectionStartEvent):
             open_holders.append(_Holder(event.anchor))
-            _add(open_holders, 0, 0, event, limits, refuse)
+            _add(open_holders, 0, 0, event, budget, refuse)
         elif isinstance(event, yaml.AliasEvent):
             if any(holder.anchor == event.anchor for holder in open_holders):
                 raise refuse(_not_yaml(event.start_mark.line + 1, f"the anchor {event.anchor[:40]!r} contains itself"))
-            _add(open_holders, *anchored.get(event.anchor, (1, 1)), event, limits, refuse)
+            _add(open_holders, *anchored.get(event.anchor, (1, 1)), event, budget, refuse)
         elif isinstance(event, yaml.ScalarEvent):
             if len(event.value) > LONGEST_NUMBER and _is_number(event):
                 line = event.start_mark.line + 1
                 raise refuse(_not_yaml(line, f"a number has more than {LONGEST_NUMBER:,} digits"))
             size = 1 + len(event.value) // TEXT_OF_A_VALUE
-            _add(open_holders, size, 1, event, limits, refuse)
+            _add(open_holders, size, 1, event, budget, refuse)
             if event.anchor:
                 anchored[event.anchor] = size, 1
         elif isinstance(event, yaml.CollectionEndEvent):
             ended = open_holders.pop()
-            _add(open_holders, ended.values, ended.levels + 1, event, limits, refuse)
+            _add(open_holders, ended.values, ended.levels + 1, event, budget, refuse)
             if ended.anchor:
                 anchored[ended.anchor] = ended.values, ended.levels + 1
 
 
-def _add(holders: list[_Holder], values: int, levels: int, event: Any, limits: Limits, refuse: Refuse) -> None:
+def _add(holders: list[_Holder], values: int, levels: int, event: Any, budget: Budget, refuse: Refuse) -> None:
     inner = holders[-1]
     inner.values += values
     inner.levels = max(inner.levels, levels)
-    if inner.values > limits.values:
-        raise refuse(f"{_too_many(limits)} (line {event.start_mark.line + 1})")
-    if len(holders) + levels - 1 > limits.levels:
-        raise refuse(f"{_too_deep(limits)} (line {event.start_mark.line + 1})")
+    if inner.values > budget.values:
+        raise refuse(f"{_too_many(budget)} (line {event.start_mark.line + 1})")
+    if len(holders) + levels - 1 > budget.levels:
+        raise refuse(f"{_too_deep(budget)} (line {event.start_mark.line + 1})")
 
 
 def _is_number(event: Any) -> bool:
@@ -210,9 +185,9 @@ def _not_yaml(line: int, message: object) -> str:
     return f"is not YAML (line {line}: {reason:.120})"
 
 
-def _too_many(limits: Limits) -> str:
-    return f"holds more than {limits.values:,} values"
+def _too_many(budget: Budget) -> str:
+    return f"holds more than {budget.values:,} values"
 
 
-def _too_deep(limits: Limits) -> str:
-    return f"nests deeper than {limits.levels} levels"
+def _too_deep(budget: Budget) -> str:
+    return f"nests deeper than {budget.levels} levels"

@@ -29,23 +29,27 @@ _ALWAYS = re.compile(
 )
 # last words of secret options, fields and parameters: --hf-token is a secret, --max-num-batched-tokens a count
 _LAST = frozenset("pass key keys apikey apikeys token auth jwt cookie bearer sig signature".split())
-_COUNTED = frozenset("per max min num first next".split())  # before token
+_COUNTED = frozenset("per max min num batched first next".split())  # before token
 # words that make an environment variable a secret, anywhere in its name
 _ANY = _LAST | frozenset("tokens creds pat".split())
 _SIZE = re.compile(r"\d[\d.,_]*\s*[kmgt]?i?b?", re.IGNORECASE)
 # a text without any of these holds no secret: a quick test
-_MARK = re.compile(r"pass|pwd|secret|cred|key|tok|auth|jwt|cook|bear|sig|pat\b|[:/]\S+@|://", re.IGNORECASE)
+_MARK = re.compile(
+    r"pass|pwd|secret|cred|key|tok|auth|jwt|cook|bear|sig|pat\b|(?<!\S)[^\s:/]*+[:/]\S+@|://", re.IGNORECASE
+)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_PAIR = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)[\"']?\s*[:=]\s*")
+_PAIR = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)[\"']?\s*+[:=]\s*")
 _VALUE = re.compile(r"\"[^\"]*\"?|'[^']*'?|[^\s\"']+")
 _PARAMETER = re.compile(r"[^\s\"'&#]+")
 _HEADER = re.compile(r"((?:authorization|cookie)\s*:\s*)[^\"']+|(\bbearer\s+)[^\s\"']+", re.IGNORECASE)
 # the user and password before @ in an address; a password may contain slashes
 _USER = re.compile(r"(://)(?:[^\s\"'/?#]+|[^\s\"'/?#@:]*:(?!\d+(?:[/?#]|$))[^\s\"'@]*)@")
+# what may hold such ones: up to the last @ without a space or quote, so that no search goes further
+_UP_TO_AT = re.compile(r"(?<![^\s\"'])[^\s\"']*@")
 _USER_ALONE = re.compile(r"^[^\s:/@=]+:[^\s/@]+@(?!sha\d+:)(?=[\w.-]+)")
 _OPTION = re.compile(r"--?[A-Za-z][\w.+-]*")
 _COMMAND_NEXT = re.compile(r"-[A-Za-z]*c|--launch")  # what follows is a command in quotes: sh -c "..."
-_YAML = re.compile(r"^\s*(- +)?[\w.-]+:(\s|$)", re.MULTILINE)
+_YAML = re.compile(r"^[^\S\n]*+(- ++)?[\w.-]++:(\s|$)", re.MULTILINE)
 
 
 def names_secret(name: str, variable: bool = False) -> bool:
@@ -169,7 +173,8 @@ def redacted_text(text: str) -> str:
         return text if clean == tree else json.dumps(clean, ensure_ascii=False)
     text = _HEADER.sub(lambda match: f"{match[1] or match[2]}{REDACTED}", text)
     if text.split() == [text]:
-        return _without_pairs(_USER_ALONE.sub(f"{REDACTED}@", _USER.sub(rf"\1{REDACTED}@", text)))
+        text = _UP_TO_AT.sub(lambda part: _USER.sub(rf"\1{REDACTED}@", part[0]), text)
+        return _without_pairs(_USER_ALONE.sub(f"{REDACTED}@", text))
     if "\n" in text and _YAML.search(text):
         return REDACTED
     try:

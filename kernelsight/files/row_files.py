@@ -9,7 +9,8 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import check_file, read_text
-from kernelsight.files.bounded_values import SETTINGS, read_json
+from kernelsight.files.bounded_values import read_json
+from kernelsight.files.budget import SETTINGS
 from kernelsight.files.numbers import number_or_text
 
 
@@ -23,7 +24,7 @@ def read_rows(path: Path, texts: set[str], flag: str, row_word: str) -> list[dic
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"file {path} {problem}; {flag} takes a CSV or JSON file of {_plural(row_word)}.")
 
-    check_file(path, refuse, SETTINGS.bytes)
+    check_file(path, refuse, SETTINGS)
     if path.suffix.lower() == ".json":
         return _json_rows(read_json(path, refuse), path, row_word)
     if path.suffix.lower() != ".csv":

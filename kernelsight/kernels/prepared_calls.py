@@ -1,8 +1,4 @@
-"""Kernel calls prepared for their latency expression: columns, hardware, fitted constants, corrections, and bounds.
-
-What follows an expression (factors of measured points, bounds of a tier) takes ``xp``, so that latencies in numpy and
-derivatives in JAX come from the same code.
-"""
+"""Kernel calls prepared for their latency expression: columns, hardware, fitted constants, corrections, and bounds."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ import pyarrow.compute as pc
 from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.array_expressions import numeric
 from kernelsight.kernels.call_kinds import TIERS, constants_of, kinds_of
+from kernelsight.kernels.engine_versions import version_factor
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.few_shot import call_inputs, expected_residual, sizes_of
@@ -91,6 +88,15 @@ class PreparedCalls(NamedTuple):
         if any(kind["point_count"] is not None for kind in self.kinds):
             yield _points_factor(*common, coefficients)
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether the version of an engine changes any of the calls."""
+        return any(kind["version"].logs.any() for kind in self.kinds)
+
+    def version_factor(self, group: CallGroup, latency_us: np.ndarray) -> np.ndarray:
+        """Return the factor of the engine's version on each latency of a group, (rows,); latencies in microseconds."""
+        return version_factor(latency_us, np.array([kind["version"].logs for kind in self.kinds])[group.kind_of_row])
+
     def most_gpus(self, coefficients: pa.Table) -> np.ndarray:
         """Return the largest group in which a sweep ran each kind's collective, (kinds,); inf: not known, or none.
 
@@ -137,16 +143,16 @@ def prepare_calls(family: str, calls: pa.Table, tables: PricingTables) -> Prepar
     return PreparedCalls(family, columns, kinds, kind_of_row, evidence, at, hardware, networks, tier, bounds)
 
 
-def times_factor(xp: Any, is_cold: bool, latency_us: Any, roofline_us: Any, factor: Any) -> Any:
+def times_factor(is_cold: bool, latency_us: np.ndarray, roofline_us: np.ndarray, factor: np.ndarray) -> np.ndarray:
     """Return latencies times a factor, microseconds; those of cold data never below the roofline."""
-    return xp.maximum(latency_us * factor, roofline_us if is_cold else 0.0)
+    return np.maximum(latency_us * factor, roofline_us if is_cold else 0.0)
 
 
-def within_bounds(xp: Any, latency_us: Any, roofline_us: Any, bounds: LatencyBounds) -> Any:
+def within_bounds(latency_us: np.ndarray, roofline_us: np.ndarray, bounds: LatencyBounds) -> np.ndarray:
     """Return latencies within the bounds of their tier and of the other stream, microseconds."""
-    slowest_us = xp.where(bounds.is_unmeasured, SLOWEST_US + SLOWEST_ETA * roofline_us, xp.inf)
-    latency_us = xp.where(bounds.is_roofline, roofline_us, xp.minimum(latency_us, slowest_us))
-    return xp.where(bounds.beside, xp.minimum(latency_us, roofline_us), latency_us)
+    slowest_us = np.where(bounds.is_unmeasured, SLOWEST_US + SLOWEST_ETA * roofline_us, np.inf)
+    latency_us = np.where(bounds.is_roofline, roofline_us, np.minimum(latency_us, slowest_us))
+    return np.where(bounds.beside, np.minimum(latency_us, roofline_us), latency_us)
 
 
 def _nearby_factor(

@@ -8,7 +8,7 @@ from typing import Any
 from kernelsight.logs.files import LogFile, documents
 from kernelsight.logs.json_rows import json_rows, metric
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
-from kernelsight.logs.summaries import statistic
+from kernelsight.logs.reports import statistics_of_result
 
 NAME = "aiperf"
 _TIMES = ("time_to_first_token", "request_latency")
@@ -81,12 +81,7 @@ def _add_export(run: LogRun, export: Mapping[str, Any]) -> None:
         if isinstance(phase, Mapping) and phase.get("kind") == "profiling":
             run.stated |= {"requested_rate": phase.get("rate"), "max_concurrency": phase.get("concurrency")}
             run.settings["client.arrival_pattern"] = (str(phase.get("type")), "input_config")
-    metric_of_field = {"time_to_first_token": "ttft_ms", "request_latency": "e2e_ms", "inter_token_latency": "tpot_ms"}
-    for name, metric_name in metric_of_field.items():
-        values = export.get(name)
-        if isinstance(values, Mapping) and values.get("unit") == "ms":
-            for statistic_name in ("avg", "min", "max", "p50", "p90", "p99"):
-                run.summaries += statistic("run", metric_name, statistic_name, values.get(statistic_name))
+    run.summaries += statistics_of_result(export, "genai-perf-summary")
 
 
 FORMAT = LogFormat(NAME, "requests", "aiperf profile (profile_export.jsonl)", _recognises, read_aiperf)

@@ -15,12 +15,13 @@ import polars as pl
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import open_file
+from kernelsight.files.budget import GROWING
 from kernelsight.logs.files import unusable
 from kernelsight.logs.log_run import RULES, Faults
 from kernelsight.logs.read_logs import read_requests
 
-# bytes that are read at once; bytes of a file's beginning that identify it; a log may grow without end
-MOST_BYTES, HEAD_BYTES, ENDLESS = 1 << 24, 256, 1 << 62
+# bytes that are read at once; bytes of a file's beginning that identify it
+MOST_BYTES, HEAD_BYTES = 1 << 24, 256
 # readings of one part, which is halved again and again around lines that its reader refuses
 MOST_READINGS = 64
 _PLACE = re.compile(r"^(row|line) (\d+)")
@@ -138,7 +139,7 @@ def _unused(faults: Faults, before: int, has_header: bool) -> Iterator[UnusedLin
 
 
 def _open(path: Path) -> BinaryIO:
-    return open_file(path, partial(unusable, path, advice="Give the path to a file."), ENDLESS)
+    return open_file(path, partial(unusable, path, advice="Give the path to a file."), GROWING)
 
 
 def _rest_of_rotated(path: Path, position: Position, most: int) -> Iterator[Appended]:

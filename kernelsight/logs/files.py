@@ -20,12 +20,12 @@ from kernelsight.dataflow.databases import literal
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import (
     TOO_MUCH_MEMORY,
-    WHOLE_BYTES,
     check_file,
     decoded,
     open_file,
     unpacked_file,
 )
+from kernelsight.files.budget import WHOLE
 from kernelsight.files.parquet_files import read_schema
 from kernelsight.logs.json_outline import outline
 
@@ -114,9 +114,9 @@ class LogFile:
         return gzip.open(self.path, "rb") if self.compressed else open_file(self.path, self.refuse)  # type: ignore[return-value]
 
     def read(self) -> bytes:
-        """Return the decompressed file; InvalidInput: damaged compression, or more than WHOLE_BYTES."""
-        if self.size > WHOLE_BYTES:
-            raise unusable(self.path, f"has more than {WHOLE_BYTES >> 30} GiB in one document", "Give a part of it.")
+        """Return the decompressed file; InvalidInput: damaged compression, or more than WHOLE.bytes."""
+        if self.size > WHOLE.bytes:
+            raise unusable(self.path, f"has more than {WHOLE.bytes >> 30} GiB in one document", "Give a part of it.")
         return b"".join(self.pieces())
 
     def text_of_all(self) -> str:

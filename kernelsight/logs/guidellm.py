@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from kernelsight.files.bounded_values import REPORT, parse_yaml
+from kernelsight.files.bounded_values import parse_yaml
+from kernelsight.files.budget import REPORT
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error, object_in
 from kernelsight.logs.vllm_bench import positive

@@ -60,6 +60,11 @@ RULES: Mapping[str, tuple[str, str]] = {
     "unnamed_series": ("dropped", "series without a metric name, or of a metric that is not used"),
     "unreadable_value": ("dropped", "rows or samples with a value that is not a number"),
     "statistics_only": ("noted", "runs without requests: only their statistics are in the file"),
+    "part_of_a_block": ("dropped", "parts of a printed result without a latency or without a load"),
+    "mean_length": ("noted", "requests whose prompt length is the mean that the statistics beside them state"),
+    "one_scrape": ("noted", "series of one scrape: totals since the start of the server, and gauges of one moment"),
+    "repeated_line": ("dropped", "lines that occur a second time"),
+    "no_time_stamp": ("noted", "lines without a time stamp: their means count, and no window is theirs"),
     "no_family": ("noted", "kernels whose name fits no pattern of kernel_name_patterns"),
 }
 
@@ -131,6 +136,7 @@ class LogFormat(NamedTuple):
     written_by: str
     recognises: Callable[[LogFile], bool]
     read: Callable[[Sequence[LogFile]], list[LogRun]]
+    by_rows: bool = False  # a form of log_forms, whose signature is loose: formats with a module go before it
 
 
 _KIND_OF_ERROR = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Timeout|Disconnected|Refused))\b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from kernelsight.files.sqlite_files import query_sqlite
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.kernel_names import with_families
 from kernelsight.logs.log_run import LogFormat, LogRun
@@ -73,16 +73,8 @@ def _nsys_run(file: LogFile) -> LogRun:
             path = Path(folder) / "profile.sqlite"
             with file.open() as packed, path.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked)
-        try:
-            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-            try:
-                rows = connection.execute(_KERNELS).fetchall()
-            finally:
-                connection.close()
-        except sqlite3.Error as problem:
-            raise unusable(
-                file.path, f"is no export of Nsight Systems with kernels ({problem})", "Use nsys export --type sqlite."
-            ) from None
+        advice = "Give an export of Nsight Systems with kernels: nsys export --type sqlite."
+        rows = query_sqlite(path, _KERNELS, lambda problem: unusable(file.path, problem, advice))
     if not rows:
         raise unusable(file.path, "has no kernels", "Profile with --trace=cuda, and --cuda-graph-trace=node.")
     names = ["name", "rank", "calls", "total_ns", "first_ns", "last_ns"]

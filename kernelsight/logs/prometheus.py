@@ -11,11 +11,11 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.log_run import Faults, LogFormat, LogRun
-from kernelsight.logs.windows import SOURCES, is_used, of_gpus, windows_of
+from kernelsight.logs.windows import SOURCES, is_used, load_of_windows, of_gpus, windows_of
 
 NAME = "prometheus"
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d+)?))?\s*$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*)"')
 _SERVER = ("instance", "pod", "engine", "engine_index", "dp_rank", "worker_id")
 # metric, replica, all labels as text, time in seconds (None: a snapshot without one), value
 Sample = tuple[str, str, str, float | None, float]
@@ -31,8 +31,8 @@ def read_prometheus(files: Sequence[LogFile]) -> list[LogRun]:
     """Return one run of all files, with windows between consecutive scrapes: differences of counters, sums / counts.
 
     Answers of the API have times. Exactly two texts without times are one window, in the given order, or reversed if
-    all counters fall otherwise. Windows in which a counter fell are dropped. InvalidInput: a failed query, a single
-    snapshot, or no metric of a server.
+    all counters fall otherwise. Windows in which a counter fell are dropped. One text
+    alone states totals since the start of its server. InvalidInput: a failed query, or no metric of a server.
     """
     run = LogRun(files[0], NAME)
     samples: list[Sample] = []
@@ -51,6 +51,10 @@ def read_prometheus(files: Sequence[LogFile]) -> list[LogRun]:
         )
     times = {sample[3] for sample in samples}
     has_times = any(time is not None and time > 1e6 for time in times)
+    frame = pl.DataFrame(samples, schema=_TYPES, orient="row", strict=False)
+    if not has_times and snapshots == 1:
+        run.summaries = _since_the_start(frame, run.faults)
+        return [run]
     if not has_times and (snapshots != 2 or len(times) != 2):
         raise unusable(
             files[0].path,
@@ -58,7 +62,6 @@ def read_prometheus(files: Sequence[LogFile]) -> list[LogRun]:
             "Give the two from the start and the end of the load, or a range query of the HTTP API.",
         )
     run.clock = "unix" if has_times else "none"
-    frame = pl.DataFrame(samples, schema=_TYPES, orient="row", strict=False)
     if not has_times:
         frame = _earlier_first(frame)
     run.windows = windows_of(frame, run.faults, has_times)
@@ -67,7 +70,17 @@ def read_prometheus(files: Sequence[LogFile]) -> list[LogRun]:
             "Query a range with several steps." if has_times else "Give two texts of one server, without a restart."
         )
         raise unusable(files[0].path, "has no interval between two scrapes", advice)
+    run.summaries = load_of_windows(run.windows, "between scrapes")
     return [run]
+
+
+def _since_the_start(frame: pl.DataFrame, faults: Faults) -> list[dict[str, Any]]:
+    """Return the totals of one scrape as summaries: counters begin at 0; gauges, of one moment, are left out."""
+    counters = [name for name, (_, grows) in SOURCES.items() if grows]
+    later = frame.filter(pl.col("metric").is_in(counters))
+    faults.add("one_scrape", later.height)
+    began = later.with_columns(pl.lit(0.0).alias("value"), (pl.col("time") - 1.0).alias("time"))
+    return load_of_windows(windows_of(pl.concat([began, later]), faults, False), "since the start")
 
 
 def _earlier_first(frame: pl.DataFrame) -> pl.DataFrame:
@@ -156,5 +169,5 @@ def _replica(metric: str, labels: Mapping[str, str]) -> str:
 
 
 FORMAT = LogFormat(
-    NAME, "metrics", "an answer of Prometheus's query_range, or two texts of /metrics", _recognises, read_prometheus
+    NAME, "metrics", "an answer of Prometheus's query_range, or texts of /metrics", _recognises, read_prometheus
 )

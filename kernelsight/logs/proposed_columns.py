@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import cache
+
+from kernelsight.catalog.tables import facts
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-# usual names of each column, without unit, lower-case letters and digits only, the most specific first
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "arrival_s": (
-        *("arrival", "arrivaltime", "arrivedat", "sent", "sentat", "senttime", "starttime", "start", "startedat"),
-        *("requeststart", "requesttime", "requesttimestamp", "createdat", "created", "timestamp", "ts", "time", "date"),
-    ),
-    "prompt_tokens": (
-        *("prompttokens", "numprompttokens", "nprompttokens", "inputtokens", "numinputtokens", "intokens", "intok"),
-        *("prompttok", "inputlen", "inputlength", "promptlen", "promptlength", "ntokensin", "tokensin", "inputsize"),
-        *("isl", "contexttokens", "prompt", "input", "nin"),
-    ),
-    "output_tokens": (
-        *("outputtokens", "numoutputtokens", "completiontokens", "generatedtokens", "numgeneratedtokens", "outtokens"),
-        *("outtok", "outputtok", "completiontok", "outputlen", "outputlength", "generationlen", "ntokensout"),
-        *("tokensout", "outputsize", "gentokens", "osl", "completion", "output", "nout"),
-    ),
-    "ttft_ms": ("ttft", "timetofirsttoken", "firsttoken", "firsttokenlatency", "firsttokentime", "first"),
-    "tpot_ms": ("tpot", "timeperoutputtoken", "itl", "intertokenlatency", "meanitl", "avgitl", "tbt"),
-    "e2e_ms": (
-        *("e2e", "e2el", "e2elatency", "endtoendlatency", "latency", "totallatency", "requestlatency", "duration"),
-        *("totaltime", "elapsed", "elapsedtime", "responsetime", "total"),
-    ),
-    "cached_tokens": ("cachedtokens", "cachedprompttokens", "cachehittokens", "prefixhittokens"),
-    "status": ("status", "statuscode", "success", "finishreason"),
-}
 UNITS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
     **dict.fromkeys(("ms", "msec", "millis", "millisecond", "milliseconds"), "ms"),
     **dict.fromkeys(("us", "usec", "microseconds"), "us"),
     **dict.fromkeys(("ns", "nanoseconds"), "ns"),
 }
-_UNIT = re.compile(rf"(.+?)[_\-. \[(]+({'|'.join(UNITS)})[\])]?$", re.IGNORECASE)
+_UNIT = re.compile(rf"(.*[^_\-. \[(])[_\-. \[(]++({'|'.join(UNITS)})[\])]?$", re.IGNORECASE)
+
+
+@cache
+def _patterns() -> dict[str, list[re.Pattern[str]]]:
+    """Return the usual names of each column as patterns (lower-case letters and digits), the most specific first."""
+    fields = facts("log_fields")
+    assert fields is not None
+    patterns: dict[str, list[re.Pattern[str]]] = {}
+    for row in fields.to_pylist():
+        if row["form"] == "table":
+            patterns.setdefault(row["column"], []).append(re.compile(row["pattern"]))
+    return patterns
 
 
 def proposed_columns(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
@@ -51,8 +41,13 @@ def proposed_columns(names: Iterable[str], taken: Iterable[str] = ()) -> dict[st
     """
     name_and_unit = {name: _without_unit(name) for name in names}
     taken_names, proposals = set(taken), {}
-    for column, words in NAMES.items():
-        candidates = [(words.index(word), name) for name, (word, _) in name_and_unit.items() if word in words]
+    for column, patterns in _patterns().items():
+        candidates = [
+            (rank, name)
+            for name, (word, _) in name_and_unit.items()
+            for rank, pattern in enumerate(patterns)
+            if pattern.fullmatch(word)
+        ]
         if column not in taken_names and candidates:
             name = min(candidates)[1]
             proposals[column] = f"{name}{_unit_of(column, name_and_unit.pop(name)[1])}"

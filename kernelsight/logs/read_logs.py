@@ -15,12 +15,12 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import as_arrow, conform
 from kernelsight.dataflow.databases import cursor_for_values, first_line
 from kernelsight.dataflow.rows import as_table
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
 from kernelsight.logs.folders import ROLES, GivenFile, open_folder
 from kernelsight.logs.log_run import FILE_ROW, Faults, LogFormat, LogRun
 from kernelsight.logs.plain import read_plain, read_rows
-from kernelsight.logs.registry import PLAIN, format_named, recognise, with_known_fields
+from kernelsight.logs.registry import PLAIN, format_named, formats_of, recognise, with_known_fields
 from kernelsight.logs.requests import finish_requests, first_time, possible_rows
 
 TABLES = (
@@ -170,22 +170,44 @@ def _as_list(paths: Paths) -> list[str | os.PathLike[str]]:
 def _open_file(
     path: str | os.PathLike[str], role: str, name: str = "auto", columns: Mapping[str, str] | None = None
 ) -> GivenFile:
-    """Return a file with its format; with ``columns`` it is a plain table."""
+    """Return a file with its format; with ``columns`` it is a plain table, unless they are values for all rows."""
     file = open_log(path)
-    if columns and name in ("auto", PLAIN):
+    if columns and name in ("auto", PLAIN) and not (are_values(columns) and formats_of(file)):
         return GivenFile(file, format_named(PLAIN), role)
     file = with_known_fields(file)
-    return GivenFile(file, recognise(file, role) if name == "auto" else format_named(name), role)
+    log_format = recognise(file, role) if name == "auto" else format_named(name)
+    return GivenFile(file, log_format, log_format.role)
 
 
 def _read_files(log_format: LogFormat, files: Sequence[LogFile], columns: Mapping[str, str] | None) -> list[LogRun]:
     """Return the runs of files of one format; InvalidInput, without quoting values: values of other types."""
     try:
-        return read_plain(files, columns) if log_format.name == PLAIN else log_format.read(files)
+        if log_format.name == PLAIN:
+            return read_plain(files, columns)
+        return [with_values(run, columns or {}) for run in log_format.read(files)]
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as problem:
         raise _wrong_types(log_format, files, problem) from None
     except (pl.exceptions.PolarsError, pa.ArrowException, duckdb.Error) as problem:
         raise _wrong_types(log_format, files, problem) from None
+
+
+def are_values(columns: Mapping[str, str]) -> bool:
+    """Whether all of ``--columns`` are values for all rows, such as ``=512``, and no columns of a table."""
+    return all(file_column.startswith("=") for file_column in columns.values())
+
+
+def with_values(run: LogRun, columns: Mapping[str, str]) -> LogRun:
+    """Return a run whose requests have the stated value of each column where they have none of their own."""
+    known = {column.name: column.arrow_type for column in contracts()["production_requests"].columns}
+    for name, value in columns.items() if run.requests is not None else ():
+        if name not in known:
+            raise unknown("column", name, list(known), "--columns takes our name = the name in the file.")
+        stated = pl.Series([value[1:]]).cast(pl.from_arrow(pa.array([], known[name])).dtype, strict=False)
+        if stated.null_count():
+            raise InvalidInput(f"--columns {name}={value} is no value of {name}; write {name}==512, for example.")
+        own = [pl.col(name)] if name in run.requests.columns else []
+        run.requests = run.requests.with_columns(pl.coalesce(*own, pl.lit(stated.item())).alias(name))
+    return run
 
 
 def _wrong_types(log_format: LogFormat, files: Sequence[LogFile], problem: Exception) -> InvalidInput:

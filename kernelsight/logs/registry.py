@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs import (
     aiperf,
@@ -9,15 +11,19 @@ from kernelsight.logs import (
     blis,
     forward_kernels,
     fpm,
+    genai_perf,
     guidellm,
     inference_perf,
     litellm,
+    llmperf,
     measured_runs,
     otlp,
     plain,
     power_table,
     profiles,
     prometheus,
+    reports,
+    server_lines,
     sglang_bench,
     sglang_requests,
     vllm_bench,
@@ -26,20 +32,27 @@ from kernelsight.logs import (
 from kernelsight.logs.files import LogFile
 from kernelsight.logs.log_run import LogFormat
 from kernelsight.logs.proposed_columns import columns_flag
+from kernelsight.serving.load.trace_formats import FORMATS as TRACES
 
 PLAIN = plain.FORMAT.name
+# fields of prompts and answers; characters of field names in a message
+TEXTS, MOST_SHOWN = ("messages", "conversations", "prompt", "input_text"), 100
 FORMATS: tuple[LogFormat, ...] = (
     vllm_bench.FORMAT,
     sglang_bench.FORMAT,
     sglang_requests.FORMAT,
     guidellm.FORMAT,
     aiperf.FORMAT,
+    genai_perf.FORMAT,
+    llmperf.FORMAT,
     inference_perf.FORMAT,
     litellm.FORMAT,
     otlp.FORMAT,
     blis.FORMAT,
     measured_runs.FORMAT,
     plain.FORMAT,
+    *reports.report_formats(),
+    *server_lines.server_formats(),
     fpm.FORMAT,
     vllm_iterations.FORMAT,
     prometheus.FORMAT,
@@ -49,6 +62,7 @@ FORMATS: tuple[LogFormat, ...] = (
     profiles.CHROME,
     profiles.NSYS,
 )
+OF_SERVERS = (prometheus.FORMAT.name, *(log_format.name for log_format in server_lines.server_formats()))
 FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kernels": "--kernels"}
 
 
@@ -70,7 +84,7 @@ def format_names(role: str) -> list[str]:
     """Return the names of the formats for a role, in order of the registry.
 
     >>> format_names("metrics")
-    ['prometheus', 'power-table', 'aiperf-power']
+    ['vllm-log', 'sglang-log', 'trtllm-log', 'prometheus', 'power-table', 'aiperf-power']
     """
     return [log_format.name for log_format in FORMATS if log_format.role == role]
 
@@ -81,8 +95,10 @@ def with_known_fields(file: LogFile) -> LogFile:
 
 
 def formats_of(file: LogFile) -> list[LogFormat]:
-    """Return the formats that recognise a file."""
-    return [log_format for log_format in FORMATS if log_format.recognises(file)]
+    """Return the formats that recognise a file: of a role those with a module of their own before forms of rows."""
+    found = [log_format for log_format in FORMATS if log_format.recognises(file)]
+    by_module = {log_format.role for log_format in found if not log_format.by_rows}
+    return [log_format for log_format in found if not (log_format.by_rows and log_format.role in by_module)]
 
 
 def recognise(file: LogFile, role: str) -> LogFormat:
@@ -94,22 +110,35 @@ def recognise(file: LogFile, role: str) -> LogFormat:
     of_role = [log_format for log_format in candidates if log_format.role == role]
     if len(of_role) == 1:
         return of_role[0]
+    if role == "requests" and not of_role and candidates and all(f.name in OF_SERVERS for f in candidates):
+        return candidates[0]  # what a server states of its load is compared without requests
     if len(of_role) > 1:
         names = " and of ".join(log_format.name for log_format in of_role)
         raise InvalidInput(f"log {file.path} has the fields of {names}; name its format with --log-format.")
-    formats = "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
+    raise _unknown(file, role, candidates)
+
+
+def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> InvalidInput:
+    """Return the error for a file that no format of a role recognises, the likeliest cause alone; details: formats."""
+    columns = plain.columns_of(file)
+    line = columns_flag(sorted(columns)) if role == "requests" else None
+    others = sorted({FLAGS[log_format.role] for log_format in candidates})
     if candidates:
-        other_format = candidates[0]
-        raise InvalidInput(
-            f"log {file.path} is {other_format.written_by}; give it with {FLAGS[other_format.role]} instead of "
-            f"{FLAGS[role]}. Files for {FLAGS[role]}: {formats}."
-        )
-    if role == "requests" and (line := columns_flag(sorted(plain.columns_of(file)))):
-        raise InvalidInput(
-            f"log {file.path} is of no known format, and looks like a table of requests: {fields_shown(file)}. "
-            f"Try {line}"
-        )
-    raise InvalidInput(f"log {file.path} is of no known format: {fields_shown(file)}. Known formats: {formats}.")
+        cause = f"is {candidates[0].written_by}; give it with {' or '.join(others)} instead of {FLAGS[role]}"
+    elif line:
+        cause = f"is of no known format, and looks like a table of requests; try {line}"
+    elif role == "requests" and any(set(trace.required()) <= columns for trace in TRACES):
+        cause = "is a trace: it has arrivals and lengths, and no latency to compare; replay it with simulate --trace"
+    elif role == "requests" and any(name.rpartition(".")[2] in TEXTS for name in file.fields):
+        cause = "holds texts, and no times of requests; as a load it is read by simulate --trace"
+    elif role == "requests" and (found := reports.labels_in(file)):
+        lacks = "a load (requests, duration or a rate)" if found & {*reports.LATENCIES} else "a latency"
+        cause = f"states {', '.join(sorted(found)[:4])}, and lacks {lacks}; give the text as it was printed"
+    else:
+        cause = f"is of no known format: {fields_shown(file)}"
+    error = InvalidInput(f"log {file.path} {cause}" + ("" if cause.endswith(str(line)) else "."))
+    error.details = "known formats: " + "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
+    return error
 
 
 def fields_shown(file: LogFile) -> str:
@@ -122,5 +151,7 @@ def fields_shown(file: LogFile) -> str:
     if file.kind == "text" and not columns_flag(sorted(file.columns)):
         return f"it is a text with {len(file.columns)} columns"
     outer = sorted(name for name in file.fields if name.count(".") < 2 and len(name) <= 40)
-    shown = ", ".join(outer[:12]) + (", …" if len(outer) > 12 else "")
+    while len(", ".join(outer)) > MOST_SHOWN:
+        outer = [*outer[:-2], "…"]
+    shown = ", ".join(outer)
     return f"its fields are {shown}" if shown else "it has no named fields"

@@ -39,6 +39,8 @@ def finish_requests(run: LogRun, *, is_whole: bool = True) -> pl.DataFrame:
     """
     assert run.requests is not None
     frame, run.requests = _with_all_columns(run.requests), None
+    if is_whole:
+        _check_lengths(run, frame)
     frame = _drop_unusable(frame, run.faults)
     frame = _check_values(frame, run.faults)
     frame = _drop_other_clocks(frame, run.faults)
@@ -197,6 +199,20 @@ def first_time(frame: pl.DataFrame) -> float | None:
     """
     times = [value for name in ("arrival_s", "sent_s") if (value := frame[name].min()) is not None]
     return float(min(times)) if times else None  # type: ignore[type-var, arg-type]
+
+
+def _check_lengths(run: LogRun, frame: pl.DataFrame) -> None:
+    """Check that some request has a prompt length; InvalidInput: of several that succeeded none has."""
+    ok = frame.filter(pl.col("status") == "ok")
+    if not ok.height or ok["prompt_tokens"].null_count() < ok.height:
+        return
+    ttft_ms, output = ok["ttft_ms"].mean(), ok["output_tokens"].sum()
+    said = f"{output:,} output tokens" + (f", mean TTFT {number(ttft_ms)} ms" if ttft_ms is not None else "")
+    raise unusable(
+        run.file.path,
+        f"has {ok.height:,} requests ({said}) and no prompt lengths",
+        "State one for all with --columns prompt_tokens==N, or give the client's statistics too.",
+    )
 
 
 def _check_latencies(run: LogRun, frame: pl.DataFrame) -> None:

@@ -9,9 +9,9 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error
+from kernelsight.logs.reports import statistics_of_result
 from kernelsight.logs.send_times import times_of_sending, with_times
 from kernelsight.logs.settings import flat_settings
-from kernelsight.logs.summaries import milliseconds_by_name
 from kernelsight.logs.vllm_bench import column, gap_lists, positive, rate
 
 NAME = "sglang-bench"
@@ -36,7 +36,7 @@ def _run(file: LogFile, document: str, result: Any) -> LogRun:
             file.path, f"has a {document} that is no result of sglang.benchmark", "Give one result per line."
         )
     run = LogRun(file, NAME)
-    run.summaries = milliseconds_by_name(result)
+    run.summaries = statistics_of_result(result)
     run.stated = {
         "duration_s": positive(result.get("duration")),
         "requested_rate": rate(result.get("request_rate")),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
-METRICS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_ms", "e2el": "e2e_ms", "e2e_latency": "e2e_ms"}
-_STATED = re.compile(r"(mean|median|std|p[0-9.]+)_(\w+)_ms")
+import polars as pl
+
+QUANTILES = (50, 90, 95, 99)
 
 
 def statistic(part: str, metric: str, name: str, value: Any) -> list[dict[str, Any]]:
@@ -22,22 +21,19 @@ def statistic(part: str, metric: str, name: str, value: Any) -> list[dict[str, A
     return [{"part": part, "metric": metric, "statistic": statistic_name, "value": float(value)}]
 
 
-def milliseconds_by_name(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the statistics in a result of vLLM's or SGLang's client, such as ``p99_ttft_ms``, and its totals.
+def statistics_of_requests(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the number of requests, and means and percentiles of their latencies and lengths, as rows of a run.
 
-    >>> milliseconds_by_name({"mean_e2el_ms": 5.0, "completed": 3})[0]["metric"]
-    'e2e_ms'
+    ``frame``: columns of ``production_requests``.
     """
-    rows = []
-    for name, value in result.items():
-        match = _STATED.fullmatch(name)
-        if match and match.group(2) in METRICS and match.group(1) != "std":
-            rows += statistic("run", METRICS[match.group(2)], match.group(1), value)
-    rows += statistic("run", "requests", "total", result.get("completed"))
-    rows += statistic("run", "failed", "total", result.get("failed"))
-    rows += statistic("run", "output_tokens_per_s", "mean", result.get("output_throughput"))
-    rows += statistic("run", "max_concurrency", "mean", result.get("max_concurrency"))
-    rows += statistic("run", "duration_s", "total", result.get("duration"))
-    rows += statistic("run", "prompt_tokens", "total", result.get("total_input_tokens"))
-    rows += statistic("run", "output_tokens", "total", result.get("total_output_tokens"))
-    return list({(row["part"], row["metric"], row["statistic"]): row for row in rows}.values())
+    rows = statistic("run", "requests", "total", frame.height)
+    between_ms = (pl.col("e2e_ms") - pl.col("ttft_ms")) / (pl.col("output_tokens") - 1)
+    frame = frame.with_columns(pl.when(pl.col("output_tokens") > 1).then(between_ms).alias("tpot_ms"))
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms", "prompt_tokens", "output_tokens"):
+        values = frame[name].cast(pl.Float64).drop_nulls()
+        for stated, value in (
+            ("mean", values.mean()),
+            *((f"p{p}", values.quantile(p / 100, "linear")) for p in QUANTILES),
+        ):
+            rows += statistic("run", name, stated, value)
+    return rows

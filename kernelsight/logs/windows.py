@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import polars as pl
 
 from kernelsight.logs.log_run import Faults
+from kernelsight.logs.summaries import statistic
 
 # counters of vLLM, of older vLLM and of SGLang by column; the first one present is used
 COUNTERS: Mapping[str, tuple[str, ...]] = {
@@ -41,6 +43,7 @@ HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
     "prefill_mean_ms": ("vllm:request_prefill_time_seconds",),
     "decode_mean_ms": ("vllm:request_decode_time_seconds",),
 }
+LATENCY_MEANS = {"ttft_mean_ms": "ttft_ms", "itl_mean_ms": "itl_ms", "tpot_mean_ms": "tpot_ms", "e2e_mean_ms": "e2e_ms"}
 _COUNTS = {"ttft_mean_ms": "first_tokens", "e2e_mean_ms": "finished"}
 
 
@@ -148,3 +151,39 @@ def _columns(wide: pl.DataFrame, has_times: bool) -> pl.DataFrame:
             if name in _COUNTS:
                 columns.append(count.round().cast(pl.Int64).alias(_COUNTS[name]))
     return wide.select(columns)
+
+
+def load_of_windows(windows: pl.DataFrame, part: str = "log of the server") -> list[dict[str, Any]]:
+    """Return what windows say of the load and of its latencies, as rows of ``production_summaries``.
+
+    Totals are those of all windows; means of latencies are weighted by their requests, other means by time.
+    """
+    present = {name for name in windows.columns if windows[name].null_count() < windows.height}
+    found: dict[tuple[str, str], float | None] = {}
+    for name in ("prompt_tokens", "output_tokens"):
+        if name in present:
+            found[name, "total"] = windows[name].sum()
+    lasts_s = windows["end_s"] - windows["start_s"] if "end_s" in present else None
+    if lasts_s is not None:
+        found["duration_s", "total"] = windows["end_s"].max() - windows["start_s"].min()  # type: ignore[operator]
+        for name in ("prompt_tokens", "output_tokens"):
+            if name in present:
+                found[f"{name}_per_s", "mean"] = windows[name].sum() / found["duration_s", "total"]
+    counts = [name for name in ("first_tokens", "finished") if name in present]
+    if counts:
+        found["requests", "total"] = windows[counts[0]].sum()
+    for name, metric in LATENCY_MEANS.items():
+        weight = windows[counts[0]] if counts else None
+        if name in present and weight is not None:
+            found[metric, "mean"] = (windows[name] * weight).sum() / max(
+                weight.filter(windows[name].is_not_null()).sum(), 1
+            )
+    for name in ("running", "waiting", "kv_share", "hit_share"):
+        if name in present and lasts_s is not None:
+            # of several engines requests add up, and shares are averaged
+            engines = windows["replica"].n_unique() if name in ("running", "waiting") else 1
+            weight = lasts_s.filter(windows[name].is_not_null())
+            found[name, "mean"] = engines * float((windows[name].drop_nulls() * weight).sum() / max(weight.sum(), 1e-9))
+    if {"looked_up_tokens", "cached_tokens"} <= present and windows["looked_up_tokens"].sum():
+        found["hit_share", "mean"] = windows["cached_tokens"].sum() / windows["looked_up_tokens"].sum()
+    return [row for (metric, name), value in found.items() for row in statistic(part, metric, name, value)]

@@ -17,6 +17,7 @@ from kernelsight import errors
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.bounded_values import parse_yaml
+from kernelsight.files.budget import ARCHITECTURE
 from kernelsight.models.config_fields import ConfigFields, Field
 from kernelsight.models.expressions import Expression
 from kernelsight.models.field_files import FIELD, SCALAR, FieldFile, FieldScope, line_of, misfit
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.column import Column
 
 FOLDER = Path(__file__).parent.parent / "catalog" / "architectures"
-LARGEST_FILE = 2**16
 # far above any model: a typo must not make a list of a billion layers
 MOST_LAYERS = 10_000
 EXPRESSIONS = {"*": SCALAR}
@@ -123,8 +123,8 @@ def _content(path: Path) -> dict[str, Any]:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"architecture file {path} {problem}.")
 
-    text = read_text(path, refuse, LARGEST_FILE)
-    documents = parse_yaml(text, refuse)
+    text = read_text(path, refuse, ARCHITECTURE)
+    documents = parse_yaml(text, refuse, ARCHITECTURE)
     content = documents[0] if len(documents) == 1 else None
     if not isinstance(content, dict):
         raise refuse("is not one YAML mapping")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import check_file
-from kernelsight.files.bounded_values import ROWS, parse_json, read_json
+from kernelsight.files.bounded_values import parse_json, read_json
+from kernelsight.files.budget import ROWS
 from kernelsight.files.parquet_files import read_parquet
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _read_csv(path: Path, refuse: Refuse) -> pa.Table:
     import pyarrow as pa
     import pyarrow.csv
 
-    check_file(path, refuse, ROWS.bytes)
+    check_file(path, refuse, ROWS)
     options = pa.csv.ConvertOptions(
         strings_can_be_null=True,
         null_values=["", "null", "NULL"],

@@ -20,7 +20,9 @@ SECONDS = {
 }
 BYTES = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 MILLISECONDS = {"": 1.0, "ms": 1.0, "s": 1e3, "us": 1e-3, "min": 6e4}
-_PARTS = re.compile(r"(?P<number>\d[\d_,]*\.?\d*(?:[eE][+-]?\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*(?:/\s*(?P<per>[a-zA-Z]+))?")
+_PARTS = re.compile(
+    r"(?P<number>\d[\d_,]*+\.?\d*+(?:[eE][+-]?\d++)?)\s*+(?P<unit>[a-zA-Z]*+)\s*+(?:/\s*(?P<per>[a-zA-Z]+))?"
+)
 
 
 def rate_of(value: float | str, flag: str = "--rate") -> float:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.files.bounded_files import ROWS_BYTES, Refuse, read_text
+from kernelsight.files.bounded_files import Refuse, read_text
+from kernelsight.files.budget import ROWS
 from kernelsight.files.parquet_files import read_parquet
 from kernelsight.searching.arrays import STATUS, SpaceArrays
 from kernelsight.searching.commands import run_bounded, split_words
@@ -142,9 +143,7 @@ def read_configurations(path: Path) -> list[dict[str, Any]]:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"--propose {path} {problem}; give a JSON list of objects, or JSON lines.")
 
-    configurations = (
-        _table_rows(path, refuse) if path.suffix == ".parquet" else parsed(read_text(path, refuse, ROWS_BYTES))
-    )
+    configurations = _table_rows(path, refuse) if path.suffix == ".parquet" else parsed(read_text(path, refuse, ROWS))
     if not configurations:
         raise refuse("holds no configurations")
     return configurations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import zlib
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import ROWS_BYTES, pieces_of, read_bytes, unpacked
+from kernelsight.files.bounded_files import pieces_of, read_bytes, unpacked
+from kernelsight.files.budget import ROWS
+from kernelsight.files.numbers import is_number
 
 # columns of a file of search spaces, in order
 COLUMNS = (
@@ -69,7 +70,7 @@ def _text(path: Path) -> tuple[str, bool]:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{path} {problem}; give a cache or T4 file.")
 
-    data, is_whole = read_bytes(path, refuse, ROWS_BYTES), True
+    data, is_whole = read_bytes(path, refuse, ROWS), True
     if data[:2] == b"\x1f\x8b":
         chunks = []
         try:
@@ -197,7 +198,7 @@ def _row(parameters: dict, validity: str, time: Any, times: Any, compiled: Any, 
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return is_number(value) and value > 0
 
 
 def _seconds(value: Any) -> float | None:

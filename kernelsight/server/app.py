@@ -17,11 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from kernelsight.files.budget import Budget
 from kernelsight.server.engine_driver import Delivery, EngineDriver
 from kernelsight.server.live_engines import LiveEngines
 from kernelsight.server.metrics import Metrics, RequestTimes
 from kernelsight.server.prompts import block_keys
-from kernelsight.server.requests import STOPPED, CompletionRequest, Refused, largest_body, read_request
+from kernelsight.server.requests import STOPPED, CompletionRequest, Refused, body_budget, read_request
 from kernelsight.server.responses import ENCODE, Choice, Job
 from kernelsight.version import VERSION
 
@@ -85,7 +86,7 @@ class Server:
 
     async def _answer(self, request: Request, chat: bool) -> Response | _Stream:
         try:
-            content = await _content_of(request, largest_body(self.serving.max_model_len))
+            content = await _content_of(request, body_budget(self.serving.max_model_len))
             read = functools.partial(self._read, content, chat)
             completion, keys = read() if len(content) <= READ_AT_ONCE else await asyncio.to_thread(read)
             job = self._send(completion, keys, request.headers.get("x-request-id") or uuid.uuid4().hex)
@@ -212,20 +213,20 @@ class _Stream:
         self._job.ready.set()
 
 
-async def _content_of(request: Request, most: int) -> bytes:
-    """Return the body of a request. Refused: it has more than ``most`` bytes, or says so, and is not read further."""
+async def _content_of(request: Request, budget: Budget) -> bytes:
+    """Return the body of a request. Refused: it is beyond the budget, or says so, and is not read further."""
     said = request.headers.get("content-length", "")
     content = bytearray()
-    too_large = said.isdecimal() and (len(said) > 18 or int(said) > most)
+    too_large = said.isdecimal() and (len(said) > 18 or int(said) > budget.bytes)
     if not too_large:
         async for part in request.stream():
             content += part
-            too_large = len(content) > most
+            too_large = len(content) > budget.bytes
             if too_large:
                 break
     if too_large:
-        message = f"the body is larger than {most:,} bytes, the most for this model; send prompts in several requests."
-        raise Refused(message, 413, "RequestEntityTooLargeError")
+        most = f"the body is larger than {budget.bytes:,} bytes, the most for this model"
+        raise Refused(f"{most}; send prompts in several requests.", 413, "RequestEntityTooLargeError")
     return bytes(content)
 
 

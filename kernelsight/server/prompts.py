@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from kernelsight.errors import InvalidInput, extra_missing
+from kernelsight.files.bounded_files import read_bytes
+from kernelsight.files.budget import TOKENIZER
 
 BYTES_PER_TOKEN = 4
 # template of a chat message: its role and two special tokens
@@ -40,12 +42,15 @@ def read_tokenizer(path: Path) -> Callable[[str], np.ndarray]:
     except ImportError:
         raise extra_missing("a tokenizer of the model", "tokenizers", "serve", "leave out --tokenizer") from None
     file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InvalidInput(f"there is no tokenizer.json at {path}; give its path, or leave out --tokenizer.")
+
+    def refuse(problem: str) -> InvalidInput:
+        return InvalidInput(f"the tokenizer {file} {problem}; give a tokenizer.json, or leave out --tokenizer.")
+
+    content = read_bytes(file, refuse, TOKENIZER)
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises Exception itself
-        raise InvalidInput(f"cannot read the tokenizer {file}: {error}.") from None
+        raise refuse(f"cannot be read ({error})") from None
 
     def tokens_of(text: str) -> np.ndarray:
         text.encode()  # UnicodeEncodeError, as of estimated_tokens

@@ -5,13 +5,15 @@ What a request asks for is counted, and refused if it is too much, before prompt
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernelsight.errors import shown
+from kernelsight.files.bounded_files import decoded
+from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.budget import Budget
 from kernelsight.server.prompts import chat_text
 
 # vLLM's default max_tokens of a completion
@@ -55,13 +57,14 @@ class CompletionRequest(NamedTuple):
     priority: int
 
 
-def largest_body(max_model_len: int) -> int:
-    """Return the most bytes of a request body.
+def body_budget(max_model_len: int) -> Budget:
+    """Return the budget of a request body.
 
-    >>> largest_body(131_072) >> 20
+    >>> body_budget(131_072).bytes >> 20
     5
     """
-    return min(OTHER_BYTES + MOST_PROMPTS * BYTES_PER_ID * max_model_len, MOST_BYTES)
+    most = min(OTHER_BYTES + MOST_PROMPTS * BYTES_PER_ID * max_model_len, MOST_BYTES)
+    return Budget(bytes=most, values=most)
 
 
 def read_request(
@@ -72,18 +75,16 @@ def read_request(
     ``names``: all model names that are accepted, first the default; ``tokens_of``: tokenizer. Refused: requests that
     vLLM refuses.
     """
-    try:
-        return _read(parse_body(content), chat, names, max_model_len, tokens_of)
-    except RecursionError:
-        raise Refused("the body is nested too deeply.") from None
+    return _read(parse_body(content, body_budget(max_model_len)), chat, names, max_model_len, tokens_of)
 
 
-def parse_body(content: bytes) -> Mapping[str, Any]:
-    """Return the JSON object of a request body. Refused: it is none."""
-    try:
-        body = json.loads(content)
-    except ValueError as error:
-        raise Refused(f"the body is not JSON: {error}.") from None
+def parse_body(content: bytes, budget: Budget) -> Mapping[str, Any]:
+    """Return the JSON object of a request body. Refused: it is none, or beyond the budget."""
+
+    def refuse(problem: str) -> Refused:
+        return Refused(f"the body {problem}.")
+
+    body = parse_json(decoded(content, refuse), refuse, budget)
     if not isinstance(body, Mapping):
         raise Refused("the body is not a JSON object.")
     return body

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput, flags_in_errors
+from kernelsight.files.budget import TOOL
 from kernelsight.present.output import clean
 from kernelsight.scenario.flags import (
     DEPLOYMENT,
@@ -29,8 +30,8 @@ from kernelsight.scenario.flags import (
 )
 from kernelsight.session import Session, connect
 
-# of an answer: rows, characters of a text in a row, bytes as JSON (some 30,000 tokens of a language model)
-MOST_ROWS, MOST_CHARACTERS, MOST_BYTES, NOTE_BYTES = 200, 2000, 100_000, 300
+# of an answer, for its note on what follows; its other bytes are some 30,000 tokens of a language model
+NOTE_BYTES = 300
 DEPLOYED = (*DEPLOYMENT, *LIMITS, *POLICIES, *SPECULATION)
 LOADED = (*POOLS, *PREFILL, *LOAD, *LENGTHS, *ROUTER, *SITE)
 
@@ -50,10 +51,10 @@ def sql(session: Session, _: dict[str, Any], query: str, offset: int = 0) -> dic
     row of a longer answer."""
     kept: list[dict[str, Any]] = []
     count = 0
-    for batch in session.batches(query, MOST_ROWS):
+    for batch in session.batches(query, TOOL.rows):
         first = max(_checked(offset) - count, 0)
-        if first < batch.num_rows and len(kept) < MOST_ROWS:
-            kept += python_rows(pa.Table.from_batches([batch]).slice(first, MOST_ROWS - len(kept)))
+        if first < batch.num_rows and len(kept) < TOOL.rows:
+            kept += python_rows(pa.Table.from_batches([batch]).slice(first, TOOL.rows - len(kept)))
         count += batch.num_rows
     return _answer(kept, offset, count, "rows", {})
 
@@ -133,28 +134,30 @@ FUNCTIONS = {function.__name__: function for function, _ in TOOLS}
 
 
 def answer_of(tool: str, flags: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer of a tool to ``flags`` and its own ``arguments``, of at most MOST_BYTES as JSON.
+    """Return the answer of a tool to ``flags`` and its own ``arguments``, of at most TOOL.answer_bytes as JSON.
 
     KernelSightError: what is asked for does not exist, or cannot be predicted.
     """
     with connect(files=False) as session, flags_in_errors(False):
         answer = clean(FUNCTIONS[tool](session, dict(flags), **arguments))
     size_bytes = len(json.dumps(answer))
-    if size_bytes > MOST_BYTES:
-        raise InvalidInput(f"the answer has {size_bytes:,} bytes, more than {MOST_BYTES:,}; ask for less at once.")
+    if size_bytes > TOOL.answer_bytes:
+        raise InvalidInput(
+            f"the answer has {size_bytes:,} bytes, more than {TOOL.answer_bytes:,}; ask for less at once."
+        )
     return answer
 
 
 def bounded(table: pa.Table, offset: int) -> dict[str, Any]:
     """Return rows of an Arrow table, see :func:`bounded_rows`."""
-    return _answer(python_rows(table.slice(_checked(offset), MOST_ROWS)), offset, table.num_rows, "rows", {})
+    return _answer(python_rows(table.slice(_checked(offset), TOOL.rows)), offset, table.num_rows, "rows", {})
 
 
 def bounded_rows(
     rows: Sequence[dict[str, Any]], offset: int, name: str = "rows", beside: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return ``beside`` and those rows from ``offset`` on that fit into an answer, as ``name``; see :func:`_answer`."""
-    return _answer(rows[_checked(offset) : offset + MOST_ROWS], offset, len(rows), name, beside or {})
+    return _answer(rows[_checked(offset) : offset + TOOL.rows], offset, len(rows), name, beside or {})
 
 
 def _checked(offset: int) -> int:
@@ -169,7 +172,7 @@ def _answer(
     """Return an answer of the leading ``rows`` that fit into it, which begin at ``offset`` of ``count``, and of
     ``beside``; where rows follow, with a sentence on how to get them."""
     beside = clean(beside)
-    left_bytes = MOST_BYTES - len(json.dumps(beside)) - NOTE_BYTES
+    left_bytes = TOOL.answer_bytes - len(json.dumps(beside)) - NOTE_BYTES
     kept: list[dict[str, Any]] = []
     for row in rows:
         short = {column: _short(value) for column, value in clean(row).items()}
@@ -189,6 +192,6 @@ def _answer(
 def _short(value: Any) -> Any:
     """Return a value of a row, or the beginning of one that is longer than an answer has room for."""
     text = value if isinstance(value, str) else json.dumps(value)
-    if len(text) <= MOST_CHARACTERS:
+    if len(text) <= TOOL.characters:
         return value
-    return f"{text[:MOST_CHARACTERS]}… ({len(text):,} characters)"
+    return f"{text[: TOOL.characters]}… ({len(text):,} characters)"

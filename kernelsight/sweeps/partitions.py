@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.caches.durable import draft_of, locked, reason
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, extra_missing
-from kernelsight.files.bounded_files import read_text
+from kernelsight.files.bounded_values import read_json
 from kernelsight.scenario.objectives import interval_columns
 from kernelsight.scenario.plan import give_plan
 from kernelsight.sweeps.percentiles import with_percentiles
@@ -230,11 +230,11 @@ class Store:
             )
         again = f"remove {self.folder} and start again."
         try:
-            manifest = json.loads(read_text(path, lambda problem: InvalidInput(f"{path} {problem}; {again}")))
+            manifest = read_json(path, lambda problem: InvalidInput(f"{path} {problem}; {again}"))
             names = {name for name in (*facts, *manifest) if name.endswith(("sha256", "version"))}
             differing = sorted(name for name in names if manifest.get(name) != facts.get(name))
             manifest["requests_per_partition"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, AttributeError):
             raise InvalidInput(f"{path} is not a manifest of a sweep; {again}") from None
         if differing:
             names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in differing)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, trace_unusable
-from kernelsight.files.bounded_files import WHOLE_BYTES, read_bytes
+from kernelsight.files.bounded_files import read_bytes
+from kernelsight.files.budget import WHOLE
 from kernelsight.scenario.objectives import meets_slo, with_costs
 from kernelsight.scenario.plan import Plan, flag_columns, plan_rows
 from kernelsight.scenario.run_info import run_facts
@@ -233,4 +234,4 @@ def _digest_of_file(file: Path) -> str:
     def refuse(problem: str) -> InvalidInput:
         return trace_unusable(file, f"the file {problem}", "Give the path to a readable trace file.")
 
-    return digest_of(read_bytes(file, refuse, WHOLE_BYTES).hex())
+    return digest_of(read_bytes(file, refuse, WHOLE).hex())

@@ -28,7 +28,7 @@ moved as (
     part,
     -- whole millionths, so that sums do not depend on the order of rows
     sum(round(total_us * 1e6)::hugeint) as spent,
-    sum(round(total_us * central_elasticity * 1e6)::hugeint) as gained
+    sum(round(total_us * elasticity * 1e6)::hugeint) as gained
   from kernel_sensitivities
   join timed using (deployment_id, step_shape_id, call)
   group by all

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.cli.backtest_page import _peer_rows
 from kernelsight.evaluation.runs.run_scores import is_fitting, score
+from kernelsight.laboratory.cli.backtest_tables import _peer_rows
 
 HEADER = (
     "run_id,campaign,model,gpu,tp,pp,dp,ep,engine,isl,osl,max_concurrency,workers,request_rate,ttft_ms,tpot_ms,source"

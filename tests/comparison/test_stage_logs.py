@@ -137,14 +137,18 @@ def test_a_client_that_counts_twice_or_falls_behind_is_named():
     stages = stages_of(pa.Table.from_pylist(rows))
     said = findings(stages, [{"rule": "counted_twice", "explanation": "two entries", "example": "stage 0"}], {})
     assert said[0] == "stage 0: two entries"
-    assert said[1].endswith("9 s late on average: a closed loop of about 12 requests in flight")
+    assert said[1] == "stage 0: 300 requests, 2,700 prompt and 2,700 output tokens (9 and 9 a request)"
+    assert said[3].endswith("9 s late on average: a closed loop of about 12 requests in flight")
     assert not any("exponential" in sentence for sentence in said)
 
 
 def test_statistics_without_a_load_are_refused(written):
     bare = report(1.0, 1.0, 100, 0.2, 0.05, 0.01)
     del bare["successes"]["prompt_len"]
-    with connect() as session, pytest.raises(InvalidInput, match="do not say how many were sent, how fast"):
+    with (
+        connect() as session,
+        pytest.raises(InvalidInput, match=r"lacks prompt lengths \(input_len\)"),
+    ):
         session.compare(deployment=FLAGS, log=written(stage_0=bare))
 
 

@@ -22,6 +22,7 @@ from kernelsight.comparison.watch import Targets, Watch
 from kernelsight.comparison.watched_server import counters_between, window_between
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.files.bounded_http import get_text
+from kernelsight.files.budget import Budget
 from kernelsight.session import Session, connect
 from tests.cli.conftest import run_command
 from tests.logs.written import DATA
@@ -290,11 +291,11 @@ def address() -> Iterator[str]:
 
 def test_answers_are_bounded_and_redirects_not_followed(address: str) -> None:
     with pytest.raises(RunFailed, match="HTTP 302, a redirect, which is not followed"):
-        get_text(f"{address}/moved", 5.0, 1 << 20)
+        get_text(f"{address}/moved", Budget())
     with pytest.raises(RunFailed, match="answered more than"):
-        get_text(f"{address}/large?token=secret", 5.0, 1 << 15)
+        get_text(f"{address}/large?token=secret", Budget(bytes=1 << 15))
     with pytest.raises(RunFailed) as refused:
-        get_text("http://127.0.0.1:9/metrics?api_key=secret", 5.0, 100)
+        get_text("http://127.0.0.1:9/metrics?api_key=secret", Budget())
     assert "secret" not in str(refused.value) and "gave no answer" in str(refused.value)
 
 

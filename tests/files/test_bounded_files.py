@@ -23,6 +23,7 @@ from kernelsight.files.bounded_files import (
     unpacked_file,
     within_ratio,
 )
+from kernelsight.files.budget import Budget
 from tests.conftest import random_worlds
 from tests.special_files import SPECIAL, special_file
 
@@ -61,9 +62,9 @@ def test_bytes_up_to_the_limit_are_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for size in (0, 1, 70_000, 3_000_000):
         path.write_bytes(os.urandom(size))
-        assert read_bytes(path, refuse, size) == path.read_bytes()
+        assert read_bytes(path, refuse, Budget(bytes=size)) == path.read_bytes()
         if size:
-            assert refused(read_bytes, path, refuse, size - 1) == f"has more than {size - 1 >> 20} MiB"
+            assert refused(read_bytes, path, refuse, Budget(bytes=size - 1)) == f"has more than {size - 1 >> 20} MiB"
 
 
 def test_a_file_that_grew_since_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def test_a_file_that_grew_since_is_read_up_to_the_limit(tmp_path: Path, monkeypa
     path.write_bytes(b"a" * 3_000_000)
     monkeypatch.setattr(bounded_files, "check_file", lambda *given: 5)
     assert len(read_bytes(path, refuse)) == 3_000_000
-    assert refused(read_bytes, path, refuse, 2_999_999) == "has more than 2 MiB"
+    assert refused(read_bytes, path, refuse, Budget(bytes=2_999_999)) == "has more than 2 MiB"
 
 
 def test_text_names_the_line_that_is_not_utf8(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_what_is_piped_in_is_read_where_that_is_allowed(monkeypatch: pytest.Monk
 
     assert read_bytes(piped(b"a" * 60_000), refuse, piped=True) == b"a" * 60_000
     assert refused(read_bytes, piped(b"a"), refuse) == "is a pipe"
-    assert refused(read_bytes, piped(b"abc"), refuse, 2, piped=True) == "has more than 0 MiB"
+    assert refused(read_bytes, piped(b"abc"), refuse, Budget(bytes=2), piped=True) == "has more than 0 MiB"
     with open("/dev/zero", "rb") as endless:
         assert refused(read_bytes, f"/dev/fd/{endless.fileno()}", refuse, piped=True) == "is a device"
     named = os.memfd_create("regular")

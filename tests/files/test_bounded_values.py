@@ -1,4 +1,4 @@
-"""JSON and YAML within limits: every fault is one sentence with its line, aliases count where they stand."""
+"""JSON and YAML within budget: every fault is one sentence with its line, aliases count where they stand."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_values import MANIFEST, SETTINGS, Limits, parse_json, parse_yaml, read_json
+from kernelsight.files.bounded_values import parse_json, parse_yaml, read_json
+from kernelsight.files.budget import MANIFEST, SETTINGS, Budget
 from tests.conftest import random_worlds
 
-FEW = Limits(1 << 20, 100, 5)
+FEW = Budget(1 << 20, 100, 5)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
@@ -28,10 +29,10 @@ def refuse(found: str) -> InvalidInput:
     return InvalidInput(f"it {found}")
 
 
-def refused(parse: Any, text: str, limits: Limits = FEW) -> str:
+def refused(parse: Any, text: str, budget: Budget = FEW) -> str:
     """Return what is wrong with a text."""
     with pytest.raises(InvalidInput) as caught:
-        parse(text, refuse, limits)
+        parse(text, refuse, budget)
     return str(caught.value).removeprefix("it ")
 
 
@@ -73,8 +74,8 @@ def test_any_text_is_a_value_or_one_sentence(text: str) -> None:
     ],
 )
 def test_json_that_is_refused(text: str, found: str) -> None:
-    limits = SETTINGS._replace(levels=5) if "deeper" in found else FEW
-    assert refused(parse_json, text, limits) == found
+    budget = SETTINGS._replace(levels=5) if "deeper" in found else FEW
+    assert refused(parse_json, text, budget) == found
 
 
 def test_json_as_deep_and_as_long_as_the_limit_is_read(tmp_path: Path) -> None:

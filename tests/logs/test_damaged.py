@@ -15,7 +15,7 @@ from kernelsight.dataflow.contract import conform
 from kernelsight.errors import KernelSightError
 from kernelsight.logs import read_logs
 from kernelsight.logs.files import open_log
-from kernelsight.logs.registry import FORMATS
+from kernelsight.logs.registry import formats_of
 from tests.conftest import random_worlds
 from tests.logs.written import DATA, MADE, nsys, save
 
@@ -26,11 +26,11 @@ def originals() -> dict[str, tuple[bytes, str]]:
     """Return the decompressed content of one file per format, and its role."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [save(Path(folder) / name, content) for name, content in MADE.items()]
-        paths += [nsys(Path(folder) / "nsys")] + [path for path in sorted(DATA.iterdir()) if path.suffix != ".md"]
+        paths += [nsys(Path(folder) / "nsys")] + [path for path in sorted(DATA.rglob("*.*")) if path.suffix != ".md"]
         found = {}
         for path in paths:
             file = open_log(path)
-            [log_format] = [log_format for log_format in FORMATS if log_format.recognises(file)]
+            [log_format] = formats_of(file)
             found[path.name] = (file.read(), log_format.role)
         return found
 

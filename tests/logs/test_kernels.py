@@ -79,7 +79,9 @@ def test_nsight_systems(tmp_path):
     other.execute("create table t (x)")
     other.commit()
     other.close()
-    assert "is no export of Nsight Systems with kernels" in refusal(kernels=tmp_path / "other.sqlite")
+    assert "cannot be asked (no such table: CUPTI_ACTIVITY_KIND_KERNEL). Give an export of Nsight Systems" in refusal(
+        kernels=tmp_path / "other.sqlite"
+    )
 
 
 @pytest.mark.parametrize(

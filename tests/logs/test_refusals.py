@@ -75,10 +75,22 @@ CASES: list[tuple[str, list[Any], str]] = [
     ("metrics", [GUIDELLM], "give it with --log instead of --metrics"),
     (
         "requests",
-        [{"prompt": "secret", "speed": {"fast": 1}}],
-        "is of no known format: its fields are prompt, speed, speed.fast. Known formats: vllm-bench:",
+        [{"mood": "secret", "speed": {"fast": 1}}],
+        "is of no known format: its fields are mood, speed, speed.fast.",
     ),
     ("requests", ["dear reader, this is my secret diary and no table at all, I say"], "it is a text without a header"),
+    (
+        "requests",
+        [{"messages": [{"content": "secret"}]}],
+        "holds texts, and no times of requests; as a load it is read",
+    ),
+    ("requests", ["TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00,5,5\n"], "is a trace: it has arrivals"),
+    ("requests", ["Mean TTFT (ms): 49.1\n"], "states ttft_ms, and lacks a load (requests, duration or a rate)"),
+    (
+        "requests",
+        ["Successful requests: 9\nTotal input tokens: 77\n"],
+        "states prompt_tokens, requests, and lacks a latency",
+    ),
     ("requests", [[1, 2]], "it has no named fields"),
     ("requests", [json.dumps({"first": "x" * 300_000, "last": 1})], "its fields are first, last."),
     ("requests", [OTHER_TYPES | {"output_lens": ["secret"]}], "is not as vllm bench serve"),
@@ -111,7 +123,6 @@ CASES: list[tuple[str, list[Any], str]] = [
     # servers, GPUs and profiles
     ("steps", [STEPS.replace('"version":1', '"version":2').replace('"version": 1', '"version": 2')], "of version 2"),
     ("steps", [(DATA / "vllm_iterations.log").read_text().splitlines()[0] + "\n"], "has no step that took time"),
-    ("metrics", [BEFORE], "is one of 1 snapshots without times"),
     ("metrics", [BEFORE, AFTER, AFTER], "is one of 3 snapshots without times"),
     (
         "metrics",

@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.logs import read_logs
 from kernelsight.logs.files import open_log
-from kernelsight.logs.registry import FORMATS, format_named, format_names, recognise
+from kernelsight.logs.registry import FORMATS, format_named, format_names, formats_of, recognise
 from tests.logs.asked import refusal, rows
 from tests.logs.written import DATA, MADE, nsys, save
 
@@ -29,13 +29,13 @@ FILES = {
 @pytest.mark.parametrize("name, expected", FILES.items())
 def test_files_of_tools_are_of_one_format(name, expected):
     file = open_log(DATA / name)
-    assert [log_format.name for log_format in FORMATS if log_format.recognises(file)] == [expected]
+    assert [log_format.name for log_format in formats_of(file)] == [expected]
 
 
 @pytest.mark.parametrize("expected, content", MADE.items())
 def test_made_files_are_of_one_format(tmp_path, expected, content):
     file = open_log(save(tmp_path / "misleading.csv", content))
-    assert [log_format.name for log_format in FORMATS if log_format.recognises(file)] == [expected]
+    assert [log_format.name for log_format in formats_of(file)] == [expected]
 
 
 def test_databases(tmp_path):

@@ -61,7 +61,6 @@ ALLOWED = {
     "caches/private_folder.py::_open_step": "checks owner and kind itself",
     "caches/private_folder.py::_replace": "checks owner and kind itself",
     "fitting/kernel_sweeps/plain.py::read": "its own _check has read the file",
-    "kernels/compiled_jax.py::_processor": "/proc/cpuinfo",
     "logs/files.py::lines": "LogFile.open is a gate",
     "logs/json_rows.py::_scan": "a LogFile, which open_log has opened",
     "logs/plain.py::csv_source": "a LogFile, which open_log has opened",

@@ -25,7 +25,7 @@ from kernelsight.files.row_files import read_rows
 from kernelsight.scenario.grid import read_grid
 from kernelsight.server import tool_functions
 from kernelsight.server.agent_tools import agent_server
-from kernelsight.server.tool_functions import MOST_BYTES, MOST_CHARACTERS, MOST_ROWS, TOOLS, answer_of
+from kernelsight.server.tool_functions import TOOL, TOOLS, answer_of
 from kernelsight.server.tool_process import ALARM_AFTER_S, ToolProcess
 
 ENDLESS = "select count(*) from range(1000000000000) a, range(1000) b"
@@ -73,29 +73,29 @@ def test_answers_are_those_of_the_verbs() -> None:
 
 def test_rows_are_bounded_and_the_next_ones_can_be_had() -> None:
     answer = call("sql", query="select range as n from range(1000)")
-    assert (len(answer["rows"]), answer["row_count"], answer["truncated"]) == (MOST_ROWS, 1000, True)
+    assert (len(answer["rows"]), answer["row_count"], answer["truncated"]) == (TOOL.rows, 1000, True)
     assert answer["note"] == "800 more rows follow; ask again with offset 200 for the next ones."
     pages = [call("sql", query="select range as n from range(1000)", offset=offset) for offset in (200, 990, 1000)]
     assert [(len(page["rows"]), page["row_count"], page["truncated"]) for page in pages] == [
         *((200, 1000, True), (10, 1000, False), (0, 1000, False))
     ]
     assert pages[1]["rows"][0] == {"n": 990}
-    first, second = call("tables"), call("tables", offset=MOST_ROWS)
+    first, second = call("tables"), call("tables", offset=TOOL.rows)
     assert first["truncated"] and len(first["rows"]) + len(second["rows"]) == first["row_count"]
     assert call("tables", table="gpus")["truncated"] is False
     assert "gpus" in json.dumps(call("explain", table="kernel_latencies")["rows"])
 
 
 def test_values_and_answers_are_bounded() -> None:
-    """Whatever a query returns, its answer stays below MOST_BYTES."""
+    """Whatever a query returns, its answer stays below TOOL.answer_bytes."""
     (row,) = call("sql", query="select repeat('x', 3000000) as text, range(300000) as list, 1 as n")["rows"]
-    assert row["text"] == "x" * MOST_CHARACTERS + "… (3,000,000 characters)" and row["n"] == 1
+    assert row["text"] == "x" * TOOL.characters + "… (3,000,000 characters)" and row["n"] == 1
     assert row["list"].startswith("[0, 1, 2") and row["list"].endswith("(2,288,890 characters)")
-    wide = call("sql", query=f"select repeat('é', {MOST_CHARACTERS}) as a, repeat('y', 900) as b from range(150)")
+    wide = call("sql", query=f"select repeat('é', {TOOL.characters}) as a, repeat('y', 900) as b from range(150)")
     assert 0 < len(wide["rows"]) < 150 == wide["row_count"] and wide["truncated"]
-    assert len(json.dumps(wide)) < MOST_BYTES
+    assert len(json.dumps(wide)) < TOOL.answer_bytes
     assert f"ask again with offset {len(wide['rows'])} " in wide["note"]
-    columns = ", ".join(f"repeat('x', {MOST_CHARACTERS}) as c{number}" for number in range(60))
+    columns = ", ".join(f"repeat('x', {TOOL.characters}) as c{number}" for number in range(60))
     none = call("sql", query=f"select {columns}")
     assert none["rows"] == [] and "row 0 alone has more bytes than an answer may have" in none["note"]
     odd = call("sql", query="select 'nan'::double as a, 'inf'::double as b, date '2020-01-02' as d, 1.5::decimal as e")
@@ -103,7 +103,7 @@ def test_values_and_answers_are_bounded() -> None:
 
 
 def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tool_functions.FUNCTIONS, "simulate", lambda *_: {"text": "x" * MOST_BYTES})
+    monkeypatch.setitem(tool_functions.FUNCTIONS, "simulate", lambda *_: {"text": "x" * TOOL.answer_bytes})
     with pytest.raises(InvalidInput, match="the answer has 100,012 bytes, more than 100,000; ask for less"):
         answer_of("simulate", {}, {})
 
@@ -334,7 +334,7 @@ def test_the_official_client(tmp_path: Path) -> None:
     assert {tool.name for tool in tools} == {function.__name__ for function, _ in TOOLS}
     assert all(tool.annotations.read_only_hint and tool.input_schema["type"] == "object" for tool in tools)
     answer = rows.structured_content
-    assert len(answer["rows"]) == MOST_ROWS and answer["row_count"] > MOST_ROWS and answer["truncated"]
+    assert len(answer["rows"]) == TOOL.rows and answer["row_count"] > TOOL.rows and answer["truncated"]
     assert read.is_error and "file" in read.content[0].text
     assert write.is_error and "SELECT" in write.content[0].text
     assert [path.name for path in tmp_path.iterdir()] == ["json.py"]

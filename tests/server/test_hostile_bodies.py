@@ -79,7 +79,7 @@ def fields_read(chat: bool) -> set[tuple[Any, ...]]:
     for others in ({}, {"max_tokens": None}):
         body = Noted(GOOD[chat] | others, (), seen)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(requests, "parse_body", lambda _, body=body: body)
+            patch.setattr(requests, "parse_body", lambda *_, body=body: body)
             requests.read_request(b"", chat, NAMES, CONTEXT, estimated_tokens)
     return seen
 
@@ -182,16 +182,16 @@ def test_the_most_that_is_served_at_once_is_served() -> None:
 
 @pytest.mark.parametrize("context", [1024, 131_072, 10**7])
 def test_a_body_of_the_longest_prompt_is_within_the_limit(context: int) -> None:
-    most = requests.largest_body(context)
+    most = requests.body_budget(context).bytes
     ids = json.dumps({"prompt": [100_000] * min(context - 16, 10**6)}).encode()
     assert len(ids) <= most <= 32 << 20
-    assert requests.largest_body(1024) < 2 << 20 < requests.largest_body(131_072) < 6 << 20
+    assert requests.body_budget(1024).bytes < 2 << 20 < requests.body_budget(131_072).bytes < 6 << 20
 
 
 def test_a_large_body_is_neither_read_to_its_end_nor_parsed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a body that is too large no more than the limit is taken, nothing where its length is said before."""
     monkeypatch.setattr(application, "read_request", lambda *_: pytest.fail("a body above the limit is parsed"))
-    most, part = requests.largest_body(CONTEXT), b"[1]," * (1 << 14)
+    most, part = requests.body_budget(CONTEXT).bytes, b"[1]," * (1 << 14)
 
     async def post(headers: list[tuple[bytes, bytes]]) -> tuple[int, int]:
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}

@@ -24,8 +24,8 @@ from kernelsight.evaluation.runs.recipes import is_prose
 from kernelsight.evaluation.runs.replays import planned_runs, scored_row
 from kernelsight.evaluation.runs.run_scores import is_scored_separately
 from kernelsight.evaluation.runs.simulate_runs import Planned, serve_runs
-from kernelsight.evaluation.runs.unknown_lengths import served_with_lengths
 from kernelsight.laboratory.runs.host_constants import priors
+from kernelsight.laboratory.runs.unknown_lengths import served_with_lengths
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

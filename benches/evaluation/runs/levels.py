@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
-from kernelsight.evaluation.runs.acceptance import needs_acceptance_rate
 from kernelsight.evaluation.runs.recipes import is_prose
 from kernelsight.evaluation.runs.run_scores import is_scored_separately, repeats
 from kernelsight.evaluation.runs.simulate_runs import Planned
+from kernelsight.laboratory.runs.acceptance import needs_acceptance_rate
 from kernelsight.laboratory.runs.constants import LEVELS, constants_of
 from kernelsight.laboratory.runs.host_constants import Constants
 from kernelsight.laboratory.runs.responses import responses

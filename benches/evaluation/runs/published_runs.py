@@ -9,13 +9,18 @@ from kernelsight.evaluation.runs.run_scores import GROUP, group_of, grouped, sco
 from kernelsight.evaluation.runs.subsets import kinds_of, over_groups, scored_runs
 from kernelsight.laboratory.runs.error_parts import attribute
 from kernelsight.laboratory.runs.implausible_runs import signs_of
+from kernelsight.laboratory.runs.unknown_lengths import assumed_lengths
 
 
-def parts_of_report(scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return scores of implausible runs and of the others, and the error attribution; ``scored``: the scored runs."""
+def parts_of_report(scored: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is assumed of ``rows``, scores of implausible runs and of others, and the error attribution.
+
+    ``scored``: those of the rows that are scored.
+    """
     signs = zip(scored, signs_of(scored), strict=True)
     served = [{**row, "sign": sign} for row, sign in signs if row.get("errors")]
     return {
+        "assumed": assumed_lengths(rows),
         "signs": grouped([row for row in served if row["sign"]], ("sign",), lambda row: (row["sign"],)),
         "without_signs": {
             name: scores(row for row in served if not row["sign"] and row["is_moe"] == is_moe)

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kernelsight import laboratory
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.evaluation.kernels.kernel_scores import BASELINES
-from kernelsight.evaluation.kernels.unmeasured import as_unmeasured
 from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
@@ -96,8 +96,10 @@ def scored_rows(
         if not test.num_rows:
             continue
         fitted = to_learn(family, fitted)
-        scores_unmeasured = test.num_rows and fitted.num_rows and not split.budget
-        unmeasured_test = as_unmeasured(family, sweeps, train, test) if scores_unmeasured else None
+        unmeasured_test = None
+        if fitted.num_rows and not split.budget and laboratory.is_here():
+            unmeasured = laboratory.part("kernels.unmeasured", "a GPU as if it were unmeasured")
+            unmeasured_test = unmeasured.as_unmeasured(family, sweeps, train, test)
         predicted = _predictions(family, fitted, test, unmeasured_test, model, split.tier)
         yield family, labelled(family, train, fitted, test, predicted, baselines)
 

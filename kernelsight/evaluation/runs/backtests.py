@@ -13,7 +13,7 @@ from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.measured_runs import Runs
 from kernelsight.evaluation.runs.replays import SHIPPED, FitLevels, replay
-from kernelsight.evaluation.runs.report import level_scores, report_of, spread_rows
+from kernelsight.evaluation.runs.report import report_of
 from kernelsight.evaluation.runs.run_scores import GROUP, METRICS, group_of
 from kernelsight.scenario.stated_flags import object_text
 
@@ -60,9 +60,10 @@ def _report_and_runs(
     basis = dict(zip(*(session.table("recipes")[name].to_pylist() for name in ("recipe", "basis")), strict=True))
     report = report_of(runs, rows, tier, basis)
     report |= {"constants": levels[0], "fitted_constants": _constant_rows(fitted[levels[0]], rows)}
-    spread = session.table("serving_spread").to_pylist()
-    report["serving_spread"] = spread_rows(rows, spread)
-    report["levels"] = {level: level_scores(replayed[level], spread, basis) for level in levels}
+    if laboratory.is_here():
+        scoring, spread = laboratory.part("runs.level_scores", "a level"), session.table("serving_spread").to_pylist()
+        report["serving_spread"] = scoring.spread_rows(rows, spread)
+        report["levels"] = {level: scoring.level_scores(replayed[level], spread, basis) for level in levels}
     if backtest["leave_out"]:
         campaign_fit = laboratory.part("runs.campaign_fit", "--leave-out campaign")
         report["campaigns_shipped"] = report["campaigns"]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import ROWS_BYTES, read_text
-from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.files.bounded_files import read_text
+from kernelsight.files.budget import ROWS
+from kernelsight.scenario.launch.deployments import read_launch_line
 
 CAMPAIGN = "inference_perf"
 STAGES = "stage_*_lifecycle_metrics.json"
@@ -44,7 +45,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
 
 def _text(path: Path) -> str:
     return read_text(
-        path, lambda problem: InvalidInput(f"file {path} {problem}; give the whole folder of the run."), ROWS_BYTES
+        path, lambda problem: InvalidInput(f"file {path} {problem}; give the whole folder of the run."), ROWS
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.coverage import e2e_ms
 from kernelsight.evaluation.runs.run_scores import measured_both
 
 # metrics of a run's comparison by the quantity that they measure; of several the first that the run measured
@@ -28,6 +27,15 @@ LABELS = {
     "campaign": lambda row: row["campaign"],
     "class": lambda row: "mixture of experts" if row["is_moe"] else "dense",
 }
+
+
+def e2e_ms(run: Mapping[str, Any], ttft_ms: float, tpot_ms: float) -> float:
+    """Return the mean E2E of a run from its TTFT and TPOT, ms.
+
+    >>> e2e_ms({"osl": 11}, 100.0, 5.0)
+    150.0
+    """
+    return ttft_ms + tpot_ms * (run["osl"] - 1)
 
 
 def band(share: float) -> str:

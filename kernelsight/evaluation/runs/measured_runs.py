@@ -18,7 +18,8 @@ from kernelsight.catalog.tables import contracts, from_rows, read_columns, renam
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs import inference_perf
-from kernelsight.files.bounded_files import ROWS_BYTES, check_file, open_file
+from kernelsight.files.bounded_files import check_file, open_file
+from kernelsight.files.budget import ROWS
 from kernelsight.files.parquet_files import read_parquet
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 
@@ -89,7 +90,7 @@ def _published() -> tuple[Any, ...]:
 def _header(path: Path) -> list[str]:
     """Return the column names of a CSV file."""
     with (
-        open_file(path, lambda problem: _refusal(path, problem), ROWS_BYTES) as file,
+        open_file(path, lambda problem: _refusal(path, problem), ROWS) as file,
         io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="") as text,
     ):
         return next(csv.reader(text), [])
@@ -102,7 +103,7 @@ def _refusal(path: Path, problem: str) -> InvalidInput:
 
 def _read_file(path: Path) -> Runs:
     """Return the runs of one file; InvalidInput: it cannot be read as ``measured_runs`` or a known source."""
-    check_file(path, lambda problem: _refusal(path, problem), ROWS_BYTES)
+    check_file(path, lambda problem: _refusal(path, problem), ROWS)
     if path.suffix not in ENDINGS:
         raise InvalidInput(f"{path} ends in {path.suffix!r}; --runs takes a .csv or .parquet file of measured_runs.")
     # pyarrow refuses damaged Parquet files at which polars panics

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kernelsight import laboratory
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.runs.limited_outputs import with_limited_outputs
 
 # columns of a recipe that are flags
 STATED = (
@@ -156,7 +156,8 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
     if distinct_prompts := flags.pop("distinct_prompts", recipe_fields.get("distinct_prompts")):
         flags |= {"num_prefixes": distinct_prompts, "prefix_len": run["isl"] - 1, "input_len": 1}
     if limit := flags.pop("output_len_limit", None):  # the client's limit, not the engine's
-        flags = with_limited_outputs(flags, limit)
+        limited = laboratory.part("runs.limited_outputs", "a client's limit of outputs (output_len_limit)")
+        flags = limited.with_limited_outputs(flags, limit)
     if "ramp_up_strategy" in flags:  # the stated rate is the ramp's mean
         flags["request_rate"] = None
     if "trace" in flags:  # a trace replaces synthetic loads; its requests may be those of a closed loop

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.evaluation.runs.acceptance import (
-    fit_acceptance,
-    needs_acceptance_rate,
-    proposer_of,
-    with_acceptance_rate,
-)
+from kernelsight import laboratory
 from kernelsight.evaluation.runs.campaigns import compared
 from kernelsight.evaluation.runs.host_constants import HostConstants
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose, prompt_text_of
@@ -19,11 +15,9 @@ from kernelsight.evaluation.runs.run_scores import (
     is_fitting,
     is_scored_separately,
     measured_both,
-    repeats,
     with_errors,
 )
-from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, settings_of
-from kernelsight.evaluation.runs.unknown_lengths import served_with_lengths
+from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, serve_runs, settings_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -50,7 +44,8 @@ def replay(
     replayed, planned = planned_runs(session, runs, tier)
     fitted = fit_levels(session, replayed, planned)
     levels = list(fitted)
-    fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
+    if laboratory.is_here():
+        _acceptance().fill_acceptance_rates(session, replayed, planned, fitted[levels[0]])
     hosts = [[fitted[level].get(group_of(run)) for run in replayed] for level in levels]
     served = _served(session, replayed, planned, hosts)
     scored = {
@@ -70,7 +65,8 @@ def planned_runs(
     recipes = session.table("recipes").to_pylist()
     flags_and_recipes = [flags_of(run, recipes) for run in runs]
     flags = [{**flags, **({"tier": tier} if tier else {})} for flags, _ in flags_and_recipes]
-    planned = plan_runs(session, [with_acceptance_rate(run_flags, None) for run_flags in flags])
+    to_plan = [_acceptance().with_acceptance_rate(one, None) for one in flags] if laboratory.is_here() else flags
+    planned = plan_runs(session, to_plan)
     versions, experts = (settings_of(session, planned, "host_settings", name) for name in ("from_version", "experts"))
     vendors = dict(zip(*(session.table("gpus")[name].to_pylist() for name in ("gpu", "vendor")), strict=True))
     budgets = settings_of(session, planned, "deployment_settings", "max_num_batched_tokens")
@@ -92,6 +88,11 @@ def planned_runs(
     return replayed, planned
 
 
+def _acceptance() -> ModuleType:
+    """Return the laboratory's fit of the acceptance rates that published runs do not state."""
+    return laboratory.part("runs.acceptance", "an acceptance rate that no run states")
+
+
 def _served(
     session: Session,
     runs: Sequence[Mapping[str, Any]],
@@ -106,32 +107,15 @@ def _served(
         chosen = [[level[index] for index in indices] for level in hosts[:levels]]
         prose = [is_prose(runs[index]) for index in indices]
         chosen_runs, plans = [runs[i] for i in indices], [planned[i] for i in indices]
-        for level, served in zip(
-            rows_by_level, served_with_lengths(session, chosen_runs, plans, chosen, prose), strict=False
-        ):
+        if laboratory.is_here():
+            lengths = laboratory.part("runs.unknown_lengths", "runs of unknown lengths")
+            served_levels = lengths.served_with_lengths(session, chosen_runs, plans, chosen, prose)
+        else:
+            served_levels = serve_runs(session, plans, chosen, prose)
+        for level, served in zip(rows_by_level, served_levels, strict=False):
             for index, row in zip(indices, served, strict=True):
                 level[index] = row
     return rows_by_level
-
-
-def fill_acceptance_rates(
-    session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, HostConstants]
-) -> None:
-    """Set unknown acceptance rates in the flags of runs with speculative decoding, in place, and plan these again.
-
-    Rates are fitted on the fitting fifth; a run without one gets a fault instead of a plan.
-    """
-    if not any(map(needs_acceptance_rate, runs)):
-        return
-    repeated_runs = repeats(runs)
-    rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in repeated_runs], constants)
-    for number, run in enumerate(runs):
-        if needs_acceptance_rate(run) and proposer_of(run) in rates:
-            run["flags"] = with_acceptance_rate(run["flags"], rates[proposer_of(run)])
-            [planned[number]] = plan_runs(session, [run["flags"]])
-        elif needs_acceptance_rate(run):
-            fault = "the acceptance rate of draft tokens is unknown: the fitting fifth has no run to fit it on"
-            planned[number] = Planned([], None, fault)
 
 
 def scored_row(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, Any]:

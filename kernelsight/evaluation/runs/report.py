@@ -8,8 +8,6 @@ from typing import Any
 
 from kernelsight import laboratory
 from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns
-from kernelsight.evaluation.runs.coverage import METRICS as COVERED
-from kernelsight.evaluation.runs.coverage import coverage, spread_lacking, with_spread_of_others
 from kernelsight.evaluation.runs.label_coverage import label_coverage
 from kernelsight.evaluation.runs.measured_runs import Runs
 from kernelsight.evaluation.runs.run_scores import (
@@ -23,8 +21,7 @@ from kernelsight.evaluation.runs.run_scores import (
     scores,
     stated_again,
 )
-from kernelsight.evaluation.runs.subsets import KINDS, kinds_of, over_groups, scored_runs
-from kernelsight.evaluation.runs.unknown_lengths import assumed_lengths
+from kernelsight.evaluation.runs.subsets import scored_runs
 
 AXES = {
     "gpu": lambda row: (row["gpu"],),
@@ -63,8 +60,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "groups": grouped(served, GROUP, group_of),
         "by": {name: grouped(served, (name,), key_of) for name, key_of in AXES.items()},
         "not_simulated": counted(row["status"] for row in scored if not row.get("errors")),
-        "assumed": assumed_lengths(all_rows),
-        **(_published().parts_of_report(scored) if laboratory.is_here() else {}),
+        **(_published().parts_of_report(scored, all_rows) if laboratory.is_here() else {}),
         "disaggregated": _scores_by_group(disaggregated),
         "separate": [{"reason": reason, **_scores_by_group(members)} for reason, members in sorted(separate.items())],
         "speculative": _speculative_scores(rows),
@@ -121,80 +117,6 @@ def report_of(
         "repeated": len(repeats([row for row in rows if not row.get("scored_separately")])),
         "tier": tier or "auto",
     }
-
-
-# classes of runs with a common spread of errors: kind of model, and more requests in flight than this
-CROWD = 32.0
-CLASSES = (("dense", 0.0), ("dense", CROWD), ("moe", 0.0), ("moe", CROWD))
-
-
-def level_scores(
-    rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], basis: Mapping[str, str]
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return scores of all, dense and mixture-of-experts runs outside the fitting fifth, with coverage of intervals.
-
-    Also medians over groups, and scores of groups by whether their launch flags were fitted (``basis``, by recipe).
-    ``held``: the rows of ``serving_spread`` with which they were simulated. Intervals are scored with the spread of
-    other groups' fitting runs: no run of a group widens or narrows that group's intervals.
-    """
-    rows = [row for row in rows if measured_both(row)]
-    served = [row for row in scored_runs(rows) if row.get("errors")]
-    by_kind = kinds_of(served)
-    respread = [row for name in CLASSES for row in _with_spread_of_others(rows, served, name, held)]
-    for kind, flags in KINDS.items():
-        for metric, covered in coverage(row for row in respread if row["is_moe"] in flags).items():
-            by_kind[kind][metric] = by_kind[kind].get(metric, {}) | covered
-    by_flags = {"by_flags": _published().by_fitted_flags(served, basis)} if laboratory.is_here() else {}
-    return by_kind | {"over_groups": over_groups(served)} | by_flags
-
-
-def class_of(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the class of a run in ``serving_spread``: (model_class, in_flight_above).
-
-    >>> class_of({"is_moe": True, "max_concurrency": 64})
-    ('moe', 32.0)
-    """
-    in_flight = row["max_concurrency"] or row["request_rate"] * (row.get("e2e_mean_ms") or 0.0) / 1e3
-    return "moe" if row["is_moe"] else "dense", CROWD if in_flight > CROWD else 0.0
-
-
-def _with_spread_of_others(
-    rows: Sequence[Mapping[str, Any]],
-    served: Sequence[Mapping[str, Any]],
-    run_class: tuple[str, float],
-    held: Sequence[Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """Return the served runs of one class with the spread of other groups in their intervals."""
-    class_rows = [row for row in served if class_of(row) == run_class]
-    log_sd_of_metric = {
-        row["metric"]: row["log_sd"] for row in held if (row["model_class"], row["in_flight_above"]) == run_class
-    }
-    return with_spread_of_others(class_rows, fitting_runs(rows, run_class), group_of, log_sd_of_metric)
-
-
-def fitting_runs(rows: Sequence[Mapping[str, Any]], run_class: tuple[str, float]) -> list[Mapping[str, Any]]:
-    """Return the served runs of the fitting fifth of one class."""
-    return [
-        row
-        for row in rows
-        if row["fitting"] and row.get("errors") and not is_scored_separately(row) and class_of(row) == run_class
-    ]
-
-
-def spread_rows(rows: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of ``serving_spread`` fitted to the fitting fifth of these runs.
-
-    ``held``: the rows of ``serving_spread`` with which they were simulated.
-    """
-    held_log_sd = {(row["metric"], row["model_class"], row["in_flight_above"]): row["log_sd"] for row in held}
-    fitted_rows = []
-    for model_class, above in CLASSES:
-        members = fitting_runs(rows, (model_class, above))
-        for metric in COVERED if members else ():
-            key = {"metric": metric, "model_class": model_class, "in_flight_above": above}
-            spread = spread_lacking(members, metric, held_log_sd[metric, model_class, above])
-            fitted_rows.append({**key, "log_sd": spread, "n": len(members)})
-    return fitted_rows
 
 
 def counted(reasons: Any) -> list[dict[str, Any]]:

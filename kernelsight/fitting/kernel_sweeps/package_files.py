@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import check_file, read_bytes
+from kernelsight.files.budget import ROWS
 from kernelsight.files.parquet_files import check_parquet, unreadable
 
 PATTERN = "*/*/*/*/*.parquet"
@@ -24,7 +25,6 @@ PATTERN = "*/*/*/*/*.parquet"
 ROOTS = ("systems/data", "data", "")
 IN_WHEEL = re.compile(r"^(?:[^/]+/)?systems/data/([^/]+)/([^/]+)/([^/]+)/([^/]+)/([^/]+)\.parquet$")
 # most bytes of a table (the largest of these sweeps has 40 MB)
-MOST_BYTES = 2**30
 
 
 class SweepFile(NamedTuple):
@@ -89,7 +89,7 @@ def _in_wheel(path: Path) -> list[SweepFile]:
     files = []
     for name, size in members:
         if match := IN_WHEEL.match(name):
-            if size > MOST_BYTES:
+            if size > ROWS.bytes:
                 raise InvalidInput(f"{path}, {name} has {size:,} bytes, more than a sweep; the wheel is not read.")
             files.append(SweepFile(*match.groups(), path, name))
     return files
@@ -103,7 +103,7 @@ def read_table(file: SweepFile) -> pl.DataFrame:
 
     try:
         if not file.member:
-            content = read_bytes(file.path, refuse, MOST_BYTES)
+            content = read_bytes(file.path, refuse, ROWS)
         else:
             with zipfile.ZipFile(file.path) as wheel:
                 content = wheel.read(file.member)

@@ -24,6 +24,11 @@ WORDS = {
 }
 
 
+RATES = {"request_throughput": "req/s", "output_tokens_per_s": "output tok/s", "running": "running"}
+MOST_ROWS = 24
+MOST_IN_FULL = 3  # stages of which percentiles are shown too
+
+
 def comparison_page(answer: Mapping[str, Any], session: Session | None = None) -> Page:
     """Return the page of a comparison; ``answer`` as printed by `compare --format json`.
 
@@ -32,7 +37,7 @@ def comparison_page(answer: Mapping[str, Any], session: Session | None = None) -
     if "changes" in answer:
         tables = _changes(answer)
     elif "stages" in answer:
-        tables = [_errors(answer), *_stages(answer)]
+        tables = [*([_errors(answer), *_stages(answer)] if answer["stages"] else [_said(answer)]), *_windows(answer)]
     else:
         tables = [_errors(answer), *_misses(answer)]
     return Page(
@@ -172,17 +177,42 @@ def _files(rows: Rows) -> list[str]:
     return page + ([f"  not read: {len(unread):,} x {', '.join(unread)}"] if unread else [])
 
 
+def _said(answer: Mapping[str, Any]) -> Table:
+    """Return what is said of a log without stages."""
+    return Table(lines=answer["findings"])
+
+
+def _windows(answer: Mapping[str, Any]) -> list[Table]:
+    """Return a server's throughput, requests and caches over time, at most MOST_ROWS windows, evenly chosen."""
+    windows = [row for row in answer["windows"] if row["end_s"] is not None]
+    table = []
+    for row in windows[:: -(-len(windows) // MOST_ROWS) or 1]:
+        lasts_s = row["end_s"] - row["start_s"]
+        shown = {"from (s)": rounded(row["start_s"]), "to (s)": rounded(row["end_s"])}
+        for name, words in (("prompt_tokens", "prompt tok/s"), ("output_tokens", "output tok/s")):
+            shown[words] = number(row[name] / lasts_s) if row[name] is not None and lasts_s > 0 else None
+        shown |= {name: number(row[name]) for name in ("running", "waiting")}
+        shown |= {
+            words: percent(row[name], 1) if row[name] is not None else None
+            for name, words in (("kv_share", "KV cache"), ("hit_share", "hit rate"))
+        }
+        table.append(shown)
+    return [Table("the server over time:", table)] if table else []
+
+
 def _stages(answer: Mapping[str, Any]) -> list[Table]:
-    """Return the means of each stage as a table, and the findings on them."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    """Return the statistics of each stage as a table (of many stages the means), and the findings on them."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    several = len({(row["log_id"], row["part"]) for row in answer["stages"]}) > MOST_IN_FULL
     for row in answer["stages"]:
-        if row["statistic"] == "mean":
-            stage_row = rows.setdefault((row["log_id"], row["part"]), {"stage": row["part"]})
+        if row["statistic"] == "mean" or not several:
+            key = (row["log_id"], row["part"], row["statistic"])
+            stage_row = rows.setdefault(key, {"stage": row["part"], "statistic": row["statistic"]})
             stage_row["loop"] = "open" if row["open_loop"] else "full"
-            name = "req/s" if row["metric"] == "request_throughput" else f"{row['metric'].split('_')[0].upper()} (ms)"
+            name = RATES.get(row["metric"]) or f"{row['metric'].split('_')[0].upper()} (ms)"
             stage_row[name] = f"{number(row['measured'])} / {number(row['predicted'])}  {deviation(row['error'])}"
     columns = list(dict.fromkeys(name for stage_row in rows.values() for name in stage_row))
     hint = "-o FILE.parquet writes corrections for the deployment's other loads, bounded, from these means"
     table = [{name: stage_row.get(name) for name in columns} for stage_row in rows.values()]
-    title = "means of each stage, measured / predicted, and the error:"
+    title = "statistics of each stage, measured / predicted, and the error:"
     return [Table(title, table), Table(lines=[*answer["findings"], hint])]

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kernelsight.errors import InvalidInput, RunFailed
+from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_http import opener, read_answer
+from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.budget import SCRAPE
 from kernelsight.files.redaction import redacted_text
 
 # environment variables of the API key, which is read from nowhere else, and neither stored nor shown
@@ -25,7 +28,6 @@ PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 UNKNOWN_FIELD = frozenset({400, 404, 415, 422, 501})
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
 # bytes of an answer that are read
-MOST_BYTES = 8 * 2**20
 
 
 class Server(NamedTuple):
@@ -96,7 +98,7 @@ def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | 
     message = urllib.request.Request(f"{server.url}/chat/completions", data, headers, method="POST")
     try:
         with opener().open(message, timeout=server.timeout_s) as response:
-            raw = read_answer(response, server.timeout_s, MOST_BYTES)
+            raw = read_answer(response, SCRAPE._replace(seconds=server.timeout_s))
     except urllib.error.HTTPError as error:
         with error:
             return None, f"http_{error.code}", error.code, _pause(error.headers.get("Retry-After"))
@@ -108,8 +110,8 @@ def _once(server: Server, request: Mapping[str, Any]) -> tuple[dict[str, Any] | 
     except (http.client.HTTPException, OSError):
         return None, "broken_answer", None, None
     try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
+        body = parse_json(decoded(raw, InvalidInput), InvalidInput, SCRAPE)
+    except InvalidInput:
         return None, "broken_answer", None, None
     return (body, "", 200, None) if isinstance(body, dict) else (None, "broken_answer", None, None)
 

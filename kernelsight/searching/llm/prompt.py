@@ -27,7 +27,7 @@ HARDWARE = {
     "fp16_flops_per_s": "FP16 tensor rate, FLOP/s",
 }
 _C_COMMENTS = re.compile(r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
-_PYTHON = re.compile(r"^\s*(?:import|from|def|class|@)\b|^\s*@", re.MULTILINE)
+_PYTHON = re.compile(r"^[^\S\n]*+(?:(?:import|from|def|class)\b|@)", re.MULTILINE)
 
 
 def bin_texts() -> list[str]:

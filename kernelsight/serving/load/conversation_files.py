@@ -17,7 +17,6 @@ The format is that of github.com/callanjfox/kv-cache-tester (folder ``traces``):
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,10 @@ import numpy as np
 
 from kernelsight import errors
 from kernelsight.errors import shown
+from kernelsight.files.bounded_files import decoded
+from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.budget import WHOLE
+from kernelsight.files.numbers import is_number
 from kernelsight.serving.load.dependencies import Dependencies, first_bad_pause, pause_fault
 
 LARGEST_SIZE = 2**53
@@ -79,11 +82,11 @@ class _Reading:
 
     def add(self, path: Path, data: bytes) -> None:
         """Read one file."""
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as problem:
-            problem_text = f"it is no JSON object ({str(problem).splitlines()[0]})"
-            raise errors.trace_unusable(path, problem_text, ADVICE) from None
+
+        def refuse(problem: str) -> errors.InvalidInput:
+            return errors.trace_unusable(path, f"it {problem}", ADVICE)
+
+        document = parse_json(decoded(data, refuse), refuse, WHOLE)
         if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
             raise errors.trace_unusable(path, "it has no list of requests", ADVICE)
         conversation = _Conversation(self, path, document)
@@ -122,7 +125,7 @@ class _Conversation:
     def _number(self, row: Mapping, field: str, where: str, least: float = 0, default: float | None = None) -> float:
         """Return a number of ``row``; InvalidInput: missing, or not from ``least`` to LARGEST_SIZE."""
         value = row.get(field, default)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE
+        good = is_number(value) and least <= value <= LARGEST_SIZE
         if not good:
             what = f"{field} is {shown(value)}" if field in row else f"{field} is missing"
             rule = f"{what}, but must be a number, at least {least}"
@@ -174,8 +177,7 @@ class _Conversation:
         if row.get("think_time") is None:
             return max(recorded_s, 0.0)
         think_s = row["think_time"]
-        bad = isinstance(think_s, bool) or not isinstance(think_s, int | float)
-        if bad or first_bad_pause(np.array([think_s], float)) is not None:
+        if not is_number(think_s) or first_bad_pause(np.array([think_s], float)) is not None:
             problem, advice = pause_fault(think_s)
             raise errors.trace_place_unusable(self.path, where, problem.replace("think_s", "think_time"), advice)
         return float(think_s)

@@ -20,7 +20,8 @@ import pyarrow.json
 
 from kernelsight import errors
 from kernelsight.errors import shown
-from kernelsight.files.bounded_files import WHOLE_BYTES, pieces_of, read_bytes, unpacked, within_ratio
+from kernelsight.files.bounded_files import pieces_of, read_bytes, unpacked, within_ratio
+from kernelsight.files.budget import WHOLE
 from kernelsight.files.parquet_files import read_source
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise
 
@@ -47,7 +48,7 @@ def content_of(path: Path) -> bytes:
     def refuse(problem: str) -> errors.InvalidInput:
         return errors.trace_unusable(path, f"the file {problem}", "Give the path to a readable trace file.")
 
-    data = read_bytes(path, refuse, WHOLE_BYTES, piped=True)
+    data = read_bytes(path, refuse, WHOLE, piped=True)
     try:
         if data[:2] == b"\x1f\x8b":
             data = b"".join(unpacked(pieces_of(data), len(data), partial(_too_dense, path)))

@@ -16,7 +16,8 @@ import polars as pl
 import pyarrow as pa
 
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import ROWS_BYTES, check_file
+from kernelsight.files.bounded_files import check_file
+from kernelsight.files.budget import ROWS
 from kernelsight.laboratory.runs.sources.trace_files import trace_file
 
 COLUMNS = frozenset(("run", "workload", "e2e_mean", "e2e_p99", "ttft_mean", "itl_mean", "max_num_batched_tokens"))
@@ -40,7 +41,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
         place = f"put the file {workloads_file.name} that describes them into {path.parent}"
         return InvalidInput(f"{path} names workloads, and {workloads_file.name} {problem}; {place}.")
 
-    check_file(workloads_file, refuse, ROWS_BYTES)
+    check_file(workloads_file, refuse, ROWS)
     workloads: dict[str, list[dict[str, Any]]] = {}
     for stage in pl.read_csv(workloads_file, glob=False).sort("workload", "stage").to_dicts():
         workloads.setdefault(stage["workload"], []).append(stage)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.evaluation.runs.host_constants import HostConstants
-from kernelsight.evaluation.runs.run_scores import group_of
-from kernelsight.evaluation.runs.simulate_runs import plan_runs, serve_runs
+from kernelsight.evaluation.runs.run_scores import group_of, repeats
+from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, serve_runs
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -71,3 +71,23 @@ def fit_acceptance(
         chosen = next(rows for rows in (is_proposer, is_engine, served) if rows.any())
         rates[proposer] = round(nearest(interpolated[chosen]), 3)
     return rates
+
+
+def fill_acceptance_rates(
+    session: Session, runs: Sequence[dict[str, Any]], planned: list[Planned], constants: Mapping[tuple, HostConstants]
+) -> None:
+    """Set unknown acceptance rates in the flags of runs with speculative decoding, in place, and plan these again.
+
+    Rates are fitted on the fitting fifth; a run without one gets a fault instead of a plan.
+    """
+    if not any(map(needs_acceptance_rate, runs)):
+        return
+    repeated_runs = repeats(runs)
+    rates = fit_acceptance(session, [run for run in runs if run["run_id"] not in repeated_runs], constants)
+    for number, run in enumerate(runs):
+        if needs_acceptance_rate(run) and proposer_of(run) in rates:
+            run["flags"] = with_acceptance_rate(run["flags"], rates[proposer_of(run)])
+            [planned[number]] = plan_runs(session, [run["flags"]])
+        elif needs_acceptance_rate(run):
+            fault = "the acceptance rate of draft tokens is unknown: the fitting fifth has no run to fit it on"
+            planned[number] = Planned([], None, fault)

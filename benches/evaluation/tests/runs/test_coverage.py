@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from kernelsight.evaluation.runs.coverage import coverage, spread_lacking, with_spread_of_others
-from kernelsight.evaluation.runs.report import CLASSES, spread_rows
+from kernelsight.laboratory.runs.coverage import coverage, spread_lacking, with_spread_of_others
+from kernelsight.laboratory.runs.level_scores import CLASSES, spread_rows
 from kernelsight.serving.engine.host import Z_90
 
 RUN = {"osl": 2, "fitting": True, "is_moe": False, "errors": {"ttft": 0.1}, "max_concurrency": 8}

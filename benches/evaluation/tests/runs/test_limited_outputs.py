@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.evaluation.runs.limited_outputs import SHARES, limited_lengths
 from kernelsight.evaluation.runs.recipes import flags_of
+from kernelsight.laboratory.runs.limited_outputs import SHARES, limited_lengths
 
 RUN = {"model": "m", "gpu": "g", "engine": "e", "campaign": "c", "isl": 1500, "osl": 250, "max_concurrency": 8}
 RUN |= dict.fromkeys(("tp", "pp", "dp", "ep", "workers"), 1)

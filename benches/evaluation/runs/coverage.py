@@ -8,20 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from kernelsight.evaluation.runs.label_coverage import e2e_ms
 from kernelsight.serving.engine.host import Z_90
 
 METRICS = ("ttft", "tpot", "e2e")
 # resolution of fitted spreads
 STEP = 0.005
-
-
-def e2e_ms(run: Mapping[str, Any], ttft_ms: float, tpot_ms: float) -> float:
-    """Return the mean E2E of a run from its TTFT and TPOT, ms.
-
-    >>> e2e_ms({"osl": 11}, 100.0, 5.0)
-    150.0
-    """
-    return ttft_ms + tpot_ms * (run["osl"] - 1)
 
 
 def logs_of(rows: Iterable[Mapping[str, Any]], metric: str) -> np.ndarray:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.evaluation.runs.acceptance import fit_acceptance, needs_acceptance_rate, with_acceptance_rate
 from kernelsight.evaluation.runs.simulate_runs import plan_runs, serve_runs
+from kernelsight.laboratory.runs.acceptance import fit_acceptance, needs_acceptance_rate, with_acceptance_rate
 from kernelsight.session import connect
 
 FLAGS = {

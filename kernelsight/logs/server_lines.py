@@ -1,0 +1,153 @@
+"""Reader of servers' logs: throughput, running and waiting requests, KV cache and hit rate over time, by log_forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache, partial
+from typing import Any
+
+import polars as pl
+
+from kernelsight.catalog.tables import facts
+from kernelsight.logs.files import LogFile, unusable
+from kernelsight.logs.log_run import LogFormat, LogRun
+from kernelsight.logs.windows import load_of_windows
+
+_DATE = re.compile(r"(\d{4})?[-/]?(\d\d)[-/](\d\d)(?:[/-](\d{4}))?[T -](\d\d):(\d\d):(\d\d)([.,]\d+)?")
+_CLOCK = re.compile(r"(?:^|[\[ ])(\d\d):(\d\d):(\d\d)(?=[\] .,])")
+HALF_DAY_S = 43_200.0
+MEANS = ("prompt_tokens_per_s", "output_tokens_per_s", "running", "waiting", "kv_share", "hit_share")
+COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
+_TYPES = {"replica": pl.String, "at_s": pl.Float64, **dict.fromkeys((*MEANS, *COUNTS), pl.Float64)}
+
+
+@cache
+def _fields(form: str) -> list[tuple[re.Pattern[str], str, float]]:
+    """Return (pattern with the value as its group, column, factor) of a form."""
+    rows = facts("log_fields")
+    assert rows is not None
+    return [
+        (re.compile(row["pattern"]), row["column"], 0.01 if row["unit"] == "%" else 1.0)
+        for row in rows.to_pylist()
+        if row["form"] == form
+    ]
+
+
+def seconds_of(line: str) -> float | None:
+    """Return the time stamp of a line in seconds of an unknown zone, without the year 2000; None: it has none.
+
+    >>> seconds_of("INFO 09-01 10:10:20 [loggers.py:127]") - seconds_of("INFO 09-01 10:10:10 [loggers.py:127]")
+    10.0
+    >>> seconds_of("[10:00:01 TP0] Decode batch"), seconds_of("no time")
+    (36001.0, None)
+    """
+    if match := _DATE.search(line):
+        year, month, day, late_year, *clock = match.groups()
+        fraction = float("0." + clock[3][1:]) if clock[3] else 0.0
+        try:
+            moment = datetime(int(year or late_year or 2000), int(month), int(day), *map(int, clock[:3]))
+        except ValueError:
+            return None
+        return (moment - datetime(2000, 1, 1)).total_seconds() + fraction
+    if match := _CLOCK.search(line):
+        hour, minute, second = map(int, match.groups())
+        return 3600.0 * hour + 60.0 * minute + second
+    return None
+
+
+def _read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
+    """Return one run per file, with a window per moment that the log states; lines that occur twice count once."""
+    return [_run(file, form) for file in files]
+
+
+def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
+    run = LogRun(file, form["form"])
+    signature, fields = re.compile(form["signature"]), _fields(form["form"])
+    rows: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    previous_s = None
+    for line in file.lines():
+        if not signature.search(line):
+            continue
+        if line in seen:
+            run.faults.add("repeated_line", 1, f"line {len(seen) + 1}")
+            continue
+        seen.add(line)
+        row: dict[str, Any] = {"replica": "0", "at_s": seconds_of(line)}
+        for pattern, column, factor in fields:
+            if match := pattern.search(line):
+                row[column] = str(int(match[1])) if column == "replica" else _number(match[1], factor)
+        if row["at_s"] is not None and previous_s is not None and row["at_s"] < previous_s - HALF_DAY_S:
+            row["at_s"] += 2 * HALF_DAY_S  # a clock without a date, past midnight
+        previous_s = row["at_s"] if row["at_s"] is not None else previous_s
+        rows.append(row)
+    frame = pl.DataFrame(rows, schema=_TYPES)
+    run.faults.add("no_time_stamp", frame["at_s"].null_count())
+    if not rows or all(frame[name].null_count() == frame.height for name in MEANS[:3]):
+        raise unusable(file.path, "has no line with running requests or a throughput", "Give the server's whole log.")
+    run.windows = _windows(frame)
+    run.summaries = load_of_windows(run.windows) if run.windows.height else _means(frame)
+    return run
+
+
+def _number(text: str, factor: float) -> float | None:
+    """Return a number in a text, None for what is none or is beyond all measure."""
+    try:
+        return min(factor * float(text), 1e12)
+    except ValueError:
+        return None
+
+
+def _windows(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns of ``production_windows`` of lines with times: each from the moment before to its own."""
+    moments = frame.drop_nulls("at_s").group_by("replica", "at_s").agg(
+        *(pl.col(name).mean() for name in MEANS), *(pl.col(name).sum() for name in COUNTS),
+        *(pl.col(name).count().alias(f"{name}_lines") for name in COUNTS),
+    ).sort("replica", "at_s")  # fmt: skip
+    lasted = pl.col("at_s").diff().over("replica")
+    moments = moments.with_columns(lasted.fill_null(lasted.median().over("replica")).alias("lasts_s"))
+    moments = moments.filter(pl.col("lasts_s") > 0)
+    first_s = (pl.col("at_s") - pl.col("lasts_s")).min()
+    tokens = [
+        pl.when(pl.col(f"{name}_lines") > 0).then(pl.col(name)).otherwise(pl.col(f"{name}_per_s") * pl.col("lasts_s"))
+        for name in COUNTS[:2]
+    ]
+    return moments.with_columns(
+        (pl.col("at_s") - pl.col("lasts_s") - first_s).clip(0.0).alias("start_s"),
+        (pl.col("at_s") - first_s).alias("end_s"),
+        pl.col("kv_share").clip(0, 1), pl.col("hit_share").clip(0, 1),
+        *(value.round().cast(pl.Int64).alias(name) for name, value in zip(COUNTS[:2], tokens, strict=True)),
+        pl.when(pl.col("cached_tokens_lines") > 0).then(pl.col("cached_tokens")).cast(pl.Int64).alias("cached_tokens"),
+        pl.when(pl.col("cached_tokens_lines") > 0).then(pl.col("prompt_tokens") + pl.col("cached_tokens"))
+        .cast(pl.Int64).alias("looked_up_tokens"),
+    ).drop("at_s", "lasts_s", *MEANS[:2], *(f"{name}_lines" for name in COUNTS))  # fmt: skip
+
+
+def _means(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the means of lines without times, as summaries."""
+    means = {name: frame[name].mean() for name in MEANS}
+    return [
+        {"part": "log of the server", "metric": name, "statistic": "mean", "value": float(value)}  # type: ignore[arg-type]
+        for name, value in means.items()
+        if value is not None
+    ]
+
+
+def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+    return file.kind in ("text", "json") and bool(re.search(form["signature"], file.text))
+
+
+def server_formats() -> tuple[LogFormat, ...]:
+    """Return the formats of ``log_forms`` that are lines of a server's log."""
+    forms = facts("log_forms")
+    assert forms is not None
+    rows = [row for row in forms.to_pylist() if row["layout"] == "lines"]
+    return tuple(
+        LogFormat(
+            *(row["form"], row["role"], row["written_by"], partial(_recognises, form=row), partial(_read, form=row)),
+            by_rows=True,
+        )
+        for row in rows
+    )

@@ -1,0 +1,230 @@
+"""What people post instead of a file of requests: printed blocks, summaries, server logs, one scrape; rows of facts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from kernelsight.comparison.stage_logs import server_sentences, stages_and_lacks
+from kernelsight.errors import KernelSightError
+from kernelsight.logs import read_logs
+from kernelsight.logs.reports import blocks_of, contradiction, fragments_of
+from kernelsight.session import connect
+from tests.logs.asked import faults, refusal, rows, statistics
+from tests.logs.written import DATA
+
+POSTED = DATA / "posted"
+BLOCK = """\
+============ Serving Benchmark Result ============
+Successful requests:                     120
+Benchmark duration (s):                  31.20
+Total input tokens:                      101800
+Total generated tokens:                  16500
+Request throughput (req/s):              3.85
+Output token throughput (tok/s):         528.85
+Total Token throughput (tok/s):          3791.67
+---------------Time to First Token----------------
+Mean TTFT (ms):                          49.10
+Median TTFT (ms):                        48.60
+P99 TTFT (ms):                           71.00
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          8.10
+Median TPOT (ms):                        8.10
+P99 TPOT (ms):                           8.50
+---------------Inter-token Latency----------------
+Mean ITL (ms):                           8.10
+Median ITL (ms):                         8.00
+P99 ITL (ms):                            12.00
+==================================================
+"""
+# file, number of its runs, and of the last: requests, their mean lengths, rate (None: at once), users, means in ms
+FACTS = {
+    "old_vllm.txt": (1, 200, 218.3, 189.5, 4.0, None, {"ttft_ms": 62.41, "tpot_ms": 11.92}),
+    "new_vllm_two.md": (2, 80, 1024, 128, None, 32, {"ttft_ms": 310.10, "tpot_ms": 24.90}),
+    "sglang.txt": (1, 128, 1024, 256, None, 16, {"ttft_ms": 140.01, "tpot_ms": 19.27, "e2e_ms": 5053.1}),
+    "trtllm.txt": (1, 1000, 128, 128, 166.123, None, {"ttft_ms": 120.44, "tpot_ms": 10.044, "e2e_ms": 1396.03}),
+    "genai.txt": (1, 100, 512, 127.3, 3.39, None, {"ttft_ms": 45.2, "tpot_ms": 8.91, "e2e_ms": 1170.1}),
+    "genai.csv": (1, 100, 512, 127.3, 3.39, None, {"ttft_ms": 45.2, "tpot_ms": 8.91, "e2e_ms": 1170.1}),
+    "profile_export_genai_perf.json": (1, 100, 512, 127.3, None, 4, {"ttft_ms": 45.2, "tpot_ms": 8.91}),
+    "llmperf_summary.json": (1, 100, 549.4, 148.8, None, 8, {"ttft_ms": 75.0, "e2e_ms": 1440.0}),
+    "hf.json": (1, 240, 200, 200, 2.0, 128, {"ttft_ms": 25.1, "tpot_ms": 8.2, "e2e_ms": 1640.0}),
+    "hf.txt": (1, 240, 200, 200, 1.99, None, {"ttft_ms": 25.1, "itl_ms": 8.2, "e2e_ms": 1640.0}),
+    "prefixed.log": (1, 100, 512, 128, 100 / 25.01, None, {"ttft_ms": 40.0, "tpot_ms": 8.8}),
+}
+
+
+def stages(path: Path, **stated: object):
+    return stages_and_lacks(read_logs(path)["production_summaries"], stated)
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_statistics_of_a_text_or_summary_become_the_stages_of_a_load(name: str) -> None:
+    runs, requests, prompt, output, rate, users, means = FACTS[name]
+    found, lacks = stages(POSTED / name)
+    assert len(found) == runs and not lacks
+    stage = found[-1]
+    assert (stage.requests, stage.max_concurrency) == (requests, users)
+    assert stage.prompt_tokens["mean"] == pytest.approx(prompt, rel=1e-3)
+    assert stage.output_tokens["mean"] == pytest.approx(output, rel=1e-3)
+    assert stage.rate == (pytest.approx(rate, rel=1e-3) if rate else float("inf"))
+    assert {name: stage.measured[name, "mean"] for name in means} == pytest.approx(means, rel=1e-3)
+
+
+def test_the_printed_block_is_compared_like_the_json_of_the_same_run(tmp_path: Path) -> None:
+    (tmp_path / "bench.txt").write_text(BLOCK)
+    with connect() as session:
+        answer = session.compare(deployment={"model": "qwen3-0.6b", "gpu": "l4"}, log=tmp_path / "bench.txt").summary
+    assert answer["findings"][0] == (
+        "run: 120 requests in 31.2 s, 101,800 prompt and 16,500 output tokens (848.3 and 137.5 a request)"
+    )
+    compared = {(row["metric"], row["statistic"]): row["measured"] for row in answer["stages"]}
+    latencies = {f"{name}_ms": values for name, values in (
+        ("ttft", (49.1, 48.6, 71.0)), ("tpot", (8.1, 8.1, 8.5)), ("itl", (8.1, 8.0, 12.0)))}  # fmt: skip
+    expected = {
+        (metric, statistic): value
+        for metric, values in latencies.items()
+        for statistic, value in zip(("mean", "p50", "p99"), values, strict=True)
+    }
+    assert compared == expected | {("output_tokens_per_s", "mean"): 528.85}
+    assert any("does not say how requests were sent: at random" in sentence for sentence in answer["findings"])
+
+
+def test_what_a_text_does_not_say_is_asked_for_and_taken_from_what_is_stated() -> None:
+    assert stages(POSTED / "results.md") == (
+        [], ["the number of requests (--num-prompts) and prompt lengths (--input-len)"])  # fmt: skip
+    found, _ = stages(POSTED / "results.md", num_prompts=50, input_len=512)
+    assert [(stage.part, stage.max_concurrency) for stage in found] == [
+        ("01 Concurrency 1", 1),
+        ("02 Concurrency 8", 8),
+    ]
+    assert found[1].output_tokens["mean"] == pytest.approx(630.4 / 4.9)
+    _, lacks = stages(POSTED / "gpt_manager.txt")
+    assert lacks == ["prompt lengths (--input-len)"]
+
+
+def test_all_at_once_is_read_from_half_of_the_requests_in_flight(tmp_path: Path) -> None:
+    (tmp_path / "bench.txt").write_text(BLOCK.replace("49.10", "12000.00"))
+    (stage,), _ = stages(tmp_path / "bench.txt")
+    assert not stage.all_at_once
+    slow = BLOCK.replace("P99 TTFT (ms):                           71.00", "").replace("48.60", "20000.00")
+    (tmp_path / "bench.txt").write_text(slow.replace("49.10", "18000.00"))
+    (stage,), _ = stages(tmp_path / "bench.txt")
+    assert stage.all_at_once and not stage.is_open
+
+
+# file: summaries, and the fields of its last window
+SERVERS = {
+    "old_vllm_server.log": (
+        {"prompt_tokens_per_s": 200.0, "output_tokens_per_s": 220.0, "running": 4.0, "waiting": 2.0, "kv_share": 0.2},
+        {"start_s": 10.0, "end_s": 15.0, "prompt_tokens": 1000, "output_tokens": 1200, "running": 4.0, "kv_share": 0.3},
+    ),
+    "sglang_server.log": (
+        {"prompt_tokens_per_s": 2000 / 3, "output_tokens_per_s": 280.0, "hit_share": 0.2},
+        {"start_s": 2.0, "end_s": 3.0, "output_tokens": 430, "running": 5.0, "waiting": 0.0, "kv_share": 0.04},
+    ),
+    "trtllm_server.log": (
+        {"prompt_tokens_per_s": 512 / 3, "output_tokens_per_s": 11 / 3, "running": 4.0},
+        {"start_s": 2.0, "end_s": 3.0, "prompt_tokens": 0, "output_tokens": 4, "running": 4.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_lines_of_a_server_become_windows(name: str) -> None:
+    tables = read_logs(POSTED / name)
+    means, window = SERVERS[name]
+    found = {metric: value for (_, metric, stated), value in statistics(tables).items() if stated == "mean"}
+    assert {metric: found[metric] for metric in means} == pytest.approx(means)
+    last = rows(tables, "production_windows")[-1]
+    assert {field: last[field] for field in window} == pytest.approx(window)
+    assert server_sentences(tables["production_summaries"])[0].endswith("; no latencies")
+
+
+def test_a_server_log_is_shown_over_time_and_replayed_where_a_length_is_stated() -> None:
+    flags = {"model": "qwen3-0.6b", "gpu": "l4"}
+    with connect() as session:
+        answer = session.compare(deployment=flags, log=POSTED / "old_vllm_server.log").summary
+        assert answer["verdict"].startswith("nothing is predicted: the server states no single requests")
+        assert len(answer["windows"]) == 3 and answer["stages"] == []
+    with connect() as session:
+        stated = {"output_len": 100}
+        answer = session.compare(deployment=flags, log=POSTED / "old_vllm_server.log", stated=stated).summary
+        rows_of = {row["metric"]: row["measured"] for row in answer["stages"]}
+        assert rows_of == {"output_tokens_per_s": 220.0, "running": 4.0} and answer["requests"] == 33
+
+
+def test_one_scrape_states_totals_since_the_start() -> None:
+    tables = read_logs(DATA / "metrics_after.txt")
+    assert faults(tables) == {"one_scrape": 14} and tables["production_windows"].num_rows == 0
+    found = {metric: value for (_, metric, _), value in statistics(tables).items()}
+    assert (found["requests"], found["prompt_tokens"], found["ttft_ms"]) == (13.0, 1300.0, 50.0)
+    _, lacks = stages(DATA / "metrics_after.txt")
+    assert lacks == ["how requests were sent (--request-rate or --max-concurrency)"]
+
+
+def test_requests_of_genai_perf_and_llmperf(tmp_path: Path) -> None:
+    text = '{"experiments": [{"experiment": {"mode": "request_rate", "value": 4}, "requests": [%s]}]}'
+    chunk = '{"response": "data: {\\"choices\\": [{\\"delta\\": {\\"content\\": \\"a\\"}}]}"}'
+    role = (
+        '{"response": "data: {\\"choices\\": [{\\"delta\\": {\\"role\\": \\"assistant\\", \\"content\\": \\"\\"}}]}"}'
+    )
+    usage = (
+        '{"response": "data: {\\"choices\\": [], \\"usage\\": {\\"prompt_tokens\\": 77, \\"completion_tokens\\": 9}}"}'
+    )
+    request = '{"timestamp": 1000000000, "response_timestamps": [1010000000, 1040000000, 1050000000, 1060000000], '
+    request += f'"response_outputs": [{role}, {chunk}, {chunk}, %s]}}'
+    path = tmp_path / "profile_export.json"
+    path.write_text(text % (request % usage))
+    (row,) = rows(read_logs(path))
+    assert (row["prompt_tokens"], row["output_tokens"], row["ttft_ms"], row["e2e_ms"]) == (77, 9, 40.0, 50.0)
+    path.write_text(text % (request % chunk))
+    sentence = refusal(path)
+    assert "has 1 requests (3 output tokens, mean TTFT 40 ms) and no prompt lengths. State one for all" in sentence
+    assert rows(read_logs(path, columns={"prompt_tokens": "=500"}))[0]["prompt_tokens"] == 500
+    beside = tmp_path / "profile_export_genai_perf.json"
+    beside.write_bytes((POSTED / "profile_export_genai_perf.json").read_bytes())
+    tables = read_logs([path, beside])
+    assert rows(tables)[0]["prompt_tokens"] == 512 and faults(tables)["mean_length"] == 1
+    both = [POSTED / "llmperf_individual_responses.json", POSTED / "llmperf_summary.json"]
+    tables = read_logs(both)
+    assert faults(tables) == {"failed": 1, "sent_by_rule": 4} and len(rows(tables)) == 4
+    assert stages(both[0])[1] == ["how requests were sent (--request-rate or --max-concurrency)"]
+
+
+def mutated(text: str, draw: random.Random) -> str:
+    lines = text.splitlines()
+    for _ in range(draw.randint(1, 3)):
+        place, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+        kind = draw.choice(("drop", "indent", "double", "order"))
+        if kind == "drop" and len(lines) > 2:
+            del lines[place]
+        elif kind == "indent":
+            lines[place] = "    " + lines[place]
+        elif kind == "double":
+            lines.insert(place, lines[place])
+        elif kind == "order":
+            lines[place], lines[min(other, len(lines) - 1)] = lines[min(other, len(lines) - 1)], lines[place]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", [name for name in FACTS if not name.endswith((".csv", ".json"))])
+def test_mutated_texts_are_read_as_what_they_say_or_refused(name: str, tmp_path: Path) -> None:
+    """Lines that are dropped, indented, doubled or exchanged change no value that is read of another."""
+    text, draw = (POSTED / name).read_text(), random.Random(name)
+    true: dict[tuple[str, str], set[float]] = {}
+    for _, found in blocks_of(fragments_of(text)):
+        for key, value in found.items():
+            true.setdefault(key, set()).add(value)
+    path = tmp_path / name
+    for _ in range(20):
+        path.write_text(mutated(text, draw))
+        try:
+            tables = read_logs(path)
+        except KernelSightError:
+            continue
+        for (_, metric, stated), value in statistics(tables).items():
+            assert value in true[metric, stated], (metric, stated)
+        for stage in stages_and_lacks(tables["production_summaries"], {})[0]:
+            assert contradiction(dict(stage.measured)) is None
