@@ -22,7 +22,7 @@ from kernelsight.sweeps.run_summary import evidence_rows
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
     from kernelsight.sizing.prospects import Sized
-    from kernelsight.sizing.search import SizeSearch
+    from kernelsight.sizing.opened_deployments import OpenedDeployments
 
 
 class Evidence(NamedTuple):
@@ -58,7 +58,7 @@ def evidence_of(session: Session, plan: Plan, sized: Sized, objectives: Sequence
     return Evidence(intervals, *rates, chances_of(at_rates, objectives, rate.rate, rate.low), power_w)
 
 
-def labels_of(search: SizeSearch, sized: Sequence[Sized]) -> dict[str, tuple[str, list[dict[str, Any]]]]:
+def labels_of(search: OpenedDeployments, sized: Sequence[Sized]) -> dict[str, tuple[str, list[dict[str, Any]]]]:
     """Return tier and rows of ``size_evidence`` of sized deployments by scenario, as served at their highest rates."""
     labels: dict[str, tuple[str, list[dict[str, Any]]]] = {}
     for session, plan in zip(search.forks, search.plans, strict=True):
