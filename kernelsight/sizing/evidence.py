@@ -21,8 +21,8 @@ from kernelsight.sweeps.run_summary import evidence_rows
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.sizing.prospects import Sized
     from kernelsight.sizing.opened_deployments import OpenedDeployments
+    from kernelsight.sizing.prospects import Sized
 
 
 class Evidence(NamedTuple):

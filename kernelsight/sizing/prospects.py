@@ -12,7 +12,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import what_fits
 from kernelsight.sizing.candidates import Candidate
-from kernelsight.sizing.variants import bound_from_others
+from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.capacity import pause_s
 from kernelsight.sweeps.rate_search import HighestRate, RateSearch
 from kernelsight.sweeps.steady import counted_values
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 # cost of all instances of a candidate by the rate of one instance, in the unit of its weight
 CostOf = Callable[[Candidate, float], float]
+# most by which other step sizes, or replicas for one of the two phases, raise the rate of a GPU
+MOST_GAIN = 1.4
+# most by which the bound on a rate rises where CUDA graphs end below the batch size
+GRAPHS_GAIN = 2.0
+# safety factor on a bound from the capacity of other numbers of replicas
+CAUTION = 1.1
+REPLICAS, BUDGET = ("prefill_replicas", "decode_replicas"), "max_num_batched_tokens"
 
 
 class Prospect(NamedTuple):
@@ -78,6 +85,30 @@ class LeftOut(NamedTuple):
     miss: float | None = None
     prospect: Prospect | None = None
     most_rate: float = math.inf
+
+
+def bounds_of(root: Prospect) -> float:
+    """Return the bound on the rate of a deployment's GPUs with any variant, in the unit of the rate."""
+    gain = GRAPHS_GAIN if wider_graphs(root.trials.settings(root.candidate.scenario_id)) else MOST_GAIN
+    return root.search.capacity.most * gain
+
+
+def bound_from_others(prospect: Prospect) -> float:
+    """Return the bound on a variant's rate from the deployment that it is a variant of, and from known relatives.
+
+    Replicas of both phases serve no more than the prefill replicas do beside as many decode replicas as can be, nor
+    than the decode replicas beside as many prefill replicas: where capacities of both are known, the ratio of the
+    replicas follows from the two rates.
+    """
+    root, flags = prospect.root, prospect.candidate.flags
+    if root is None:
+        return math.inf
+    bound = prospect.candidate.gpu_count / root.candidate.gpu_count * bounds_of(root)
+    for known in prospect.known:
+        others = known.candidate.flags
+        gain = CAUTION if flags.get(BUDGET) == others.get(BUDGET) else MOST_GAIN
+        bound = min(bound, gain * known.search.capacity.most * max(flags[name] / others[name] for name in REPLICAS))
+    return bound
 
 
 def miss_of(rate: HighestRate) -> float | None:

@@ -14,8 +14,8 @@ from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidat
 from kernelsight.sizing.decision import Demand, Option, option_of
 from kernelsight.sizing.evidence import UNKNOWN, evidence_of
 from kernelsight.sizing.opened_deployments import OpenedDeployments
-from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, miss_of, nothing_fits, rate_below
-from kernelsight.sizing.variants import bounds_of, family_of, is_split, variants
+from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, bounds_of, miss_of, nothing_fits, rate_below
+from kernelsight.sizing.variants import family_of, is_split, variants
 from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch
 from kernelsight.sweeps.trial_cache import trial_cache
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 MEASURED = ("target-measured", "log-corrected", "points-measured")
-# effort of the rate of the chosen deployment: as FULL, with the ends of its range taken from the rates that were tried
+# effort of the rate of the chosen deployment: as FULL, the ends of its range from the rates tried
 SURE = FULL._replace(ends=0, tolerance=0.02)
 # factor by which a rough rate may be wrong
 DOUBT = 1.08
 # GPUs that cost more than this many times the best are excluded without a search of their exact rate
-FAR = 20.0
+FAR = 3.0
 DEARER = "bounds on its rate make it dearer than another"
 NOT_REACHED = "it does not reach the rate at which it would be cheaper than another"
 # most requests simulated for GPUs and parallel sizes, for other settings of them, and for the exact rate of the best;
 # measured: 10 us of a core each
-ALLOWANCES = (1_500_000, 1_500_000, 2_500_000)
+ALLOWANCES = (2_000_000, 2_000_000, 2_000_000)
 # most deployments with other settings
 MOST_VARIANTS = 1_500
 TOO_MANY = f"more than {MOST_VARIANTS:,} deployments have other settings"
@@ -102,6 +102,13 @@ class SizeSearch(OpenedDeployments):
         """Whether time is over, or the search was interrupted."""
         return self._stopped
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the best is searched in full, and no other deployment, by a bound or a search, can cost less."""
+        ranked = self.ranked()
+        only_dearer = not (self._stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY)
+        return only_dearer and (not ranked or self.is_sure(ranked[0].sized))
+
     def ranked(self) -> list[Option]:
         """Return the deployments with a rate, the best first."""
         return sorted(self.options.values(), key=lambda option: option.order)
@@ -141,28 +148,22 @@ class SizeSearch(OpenedDeployments):
         return min((option.cost for option in known if option.holds), default=math.inf)
 
     def _search_groups(self, prospects: Sequence[Prospect]) -> None:
-        """Search the cheapest deployment of each GPU and each compared value, the group with the lowest bound first."""
+        """Search the cheapest deployment of each GPU and each compared value, unless far dearer than the best."""
         groups: dict[tuple, list[Prospect]] = {}
         for prospect in prospects:
-            values = (prospect.candidate.flags.get(name) for name in self._compared)
-            groups.setdefault((*prospect.candidate.gpus, *values), []).append(prospect)
-        end = self._work.most
-        for number, group in enumerate(groups.values()):
-            # each group has an equal share of the remaining allowance
-            self._work.most = self._work.spent + (end - self._work.spent) // (len(groups) - number)
-            names = {prospect.candidate.scenario_id for prospect in group}
-            one = min(prospect.candidate.weight for prospect in group) * (1.0 + 1e-6)
+            groups.setdefault(self._group(prospect), []).append(prospect)
+        one = {group: min(each.candidate.weight for each in members) for group, members in groups.items()}
 
-            def most(names: set[str] = names, one: float = one) -> float:
-                own = self._lowest_cost([option for name, option in self.options.items() if name in names])
-                return min(own, max(FAR * self._lowest_cost(), one))
+        def most(prospect: Prospect) -> float:
+            group = self._group(prospect)
+            own = [option for option in self.options.values() if self._group(option.sized.prospect) == group]
+            return min(self._lowest_cost(own), max(FAR * self._lowest_cost(), one[group] * (1.0 + 1e-6)))
 
-            try:
-                self._search(group, most)
-            except SearchEnded as ended:
-                if ended.for_good:
-                    raise
-                self.ended = str(ended)
+        self._search(prospects, most)
+
+    def _group(self, prospect: Prospect) -> tuple:
+        """Return what deployments share that are compared among themselves first: their GPUs, and compared values."""
+        return (*prospect.candidate.gpus, *(prospect.candidate.flags.get(name) for name in self._compared))
 
     def _search_variants(self, prospects: Sequence[Prospect]) -> None:
         """Search step sizes, CUDA graphs and disaggregation of deployments that may be cheaper with them."""
@@ -178,7 +179,7 @@ class SizeSearch(OpenedDeployments):
             self.ended = TOO_MANY
         if rows:
             self._report(f"{len(rows[:MOST_VARIANTS]):,} deployments with other step sizes, CUDA graphs, disaggregated")
-            self._search(self._open(rows[:MOST_VARIANTS], roots), self._lowest_cost)
+            self._search(self._open(rows[:MOST_VARIANTS], roots), lambda _: self._lowest_cost())
 
     def _open(self, rows: Sequence[Mapping[str, Any]], roots: Sequence[Prospect] = ()) -> list[Prospect]:
         """Plan rows of flags in a new fork, and return those that can run, with the searches of their rates.
@@ -224,28 +225,36 @@ class SizeSearch(OpenedDeployments):
         """Return the least cost of a deployment with at most a rate: of one instance without a bound."""
         return self._demand.least_cost(prospect.candidate, min(rate, 1e12))
 
-    def _search(self, prospects: Sequence[Prospect], most: Callable[[], float]) -> None:
-        """Search deployments in the order of their least possible costs, until none may cost less than ``most``.
+    def _search(self, prospects: Sequence[Prospect], most: Callable[[Prospect], float]) -> None:
+        """Search deployments in the order of their least possible costs, while they may cost less than ``most``.
 
         A bound taken from others is followed by the deployment's own, and this by simulations at the rate from which
         it is cheaper than the best.
         """
         queue = [(self._least_cost(one, one.bound), one.candidate.scenario_id, one, False) for one in prospects]
         heapq.heapify(queue)
-        while queue:
-            cost, name, prospect, own_bound = heapq.heappop(queue)
-            if not _is_less(cost, most()):
-                self._pass_over(prospect, DEARER, prospect.bound)
-            elif own_bound:
-                self._examine(prospect, most())
-            elif _is_less(cost, now := self._least_cost(prospect, prospect.bound)):
-                heapq.heappush(queue, (now, name, prospect, False))  # relatives have become known since
-            elif prospect.search.capacity.most <= 0.0:
-                self._size(prospect, prospect.search.run(ROUGH))
-            else:
-                if isinstance(prospect.known, list):
-                    prospect.known.append(prospect)
-                heapq.heappush(queue, (self._least_cost(prospect, prospect.bound), name, prospect, True))
+        try:
+            while queue:
+                item = cost, name, prospect, own_bound = heapq.heappop(queue)
+                if not _is_less(cost, most(prospect)):
+                    self._pass_over(prospect, DEARER, prospect.bound)
+                elif own_bound:
+                    self._examine(prospect, most(prospect))
+                elif not _is_less(cost, now := self._least_cost(prospect, prospect.bound)):
+                    if prospect.search.capacity.most <= 0.0:
+                        self._size(prospect, prospect.search.run(ROUGH))
+                    else:
+                        if isinstance(prospect.known, list):
+                            prospect.known.append(prospect)
+                        now = self._least_cost(prospect, prospect.bound)
+                        heapq.heappush(queue, (now, name, prospect, True))
+                else:  # relatives have become known since
+                    heapq.heappush(queue, (now, name, prospect, False))
+        except SearchEnded:
+            for cost, name, prospect, _ in [item, *queue]:
+                if name not in self.options and not _is_less(cost, self._lowest_cost()):
+                    self._pass_over(prospect, DEARER, prospect.bound)
+            raise
 
     def _examine(self, prospect: Prospect, most: float) -> None:
         """Search the rough rate of a deployment, unless short runs show that it does not cost less than ``most``."""
@@ -298,7 +307,7 @@ class SizeSearch(OpenedDeployments):
                 self._sure.add(best.sized.candidate.scenario_id)
                 self._size(best.sized.prospect, best.sized.prospect.search.run(SURE, best.sized.highest.rate))
             elif best.holds and (reopened := self.still_open()):
-                self._search(reopened, self._lowest_cost)
+                self._search(reopened, lambda _: self._lowest_cost())
             else:
                 return
 

@@ -133,7 +133,7 @@ def _rows(
                 *unfinished(search, len(still_open), question.effort),
             ]
         ),
-        "complete": search.ended is None and not still_open,
+        "complete": search.is_complete,
         "decides": what_decides(options, closer, model, measurable),
         "cliff": closer[0].cliff if closer else None,
         "launch": _launch(search, options[0], model) if options else [],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.sizing.prospects import BUDGET, REPLICAS
 from kernelsight.sweeps.advice import wider_graphs
 
 if TYPE_CHECKING:
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 STEP_TOKENS, STEP_TOKENS_OF_SPLITS = (1024, 2048, 4096, 16384), (16384,)
 # most prefill and decode replicas of an instance
 MOST_REPLICAS = 7
-# most by which other step sizes, or replicas for one of the two phases, raise the rate of a GPU
-MOST_GAIN = 1.4
-# most by which the bound on a rate rises where CUDA graphs end below the batch size
-GRAPHS_GAIN = 2.0
-# safety factor on a bound from the capacity of other numbers of replicas
-CAUTION = 1.1
-REPLICAS, BUDGET = ("prefill_replicas", "decode_replicas"), "max_num_batched_tokens"
 # flags in which variants of one deployment differ
 CHANGED = (*REPLICAS, BUDGET, "max_cudagraph_capture_size")
 
@@ -50,30 +43,6 @@ def variants(roots: Sequence[Prospect], load: Mapping[str, Any], most_gpus: int)
                 tokens = [] if is_set else [each for each in STEP_TOKENS_OF_SPLITS if each != budget]
                 rows += [split, *({**split, BUDGET: each} for each in tokens)]
     return rows
-
-
-def bounds_of(root: Prospect) -> float:
-    """Return the bound on the rate of a deployment's GPUs with any variant, in the unit of the rate."""
-    gain = GRAPHS_GAIN if wider_graphs(root.trials.settings(root.candidate.scenario_id)) else MOST_GAIN
-    return root.search.capacity.most * gain
-
-
-def bound_from_others(prospect: Prospect) -> float:
-    """Return the bound on a variant's rate from the deployment that it is a variant of, and from known relatives.
-
-    Replicas of both phases serve no more than the prefill replicas do beside as many decode replicas as can be, nor
-    than the decode replicas beside as many prefill replicas: where capacities of both are known, the ratio of the
-    replicas follows from the two rates.
-    """
-    root, flags = prospect.root, prospect.candidate.flags
-    if root is None:
-        return math.inf
-    bound = prospect.candidate.gpu_count / root.candidate.gpu_count * bounds_of(root)
-    for known in prospect.known:
-        others = known.candidate.flags
-        gain = CAUTION if flags.get(BUDGET) == others.get(BUDGET) else MOST_GAIN
-        bound = min(bound, gain * known.search.capacity.most * max(flags[name] / others[name] for name in REPLICAS))
-    return bound
 
 
 def is_split(flags: Mapping[str, Any]) -> bool:

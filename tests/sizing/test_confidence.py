@@ -14,9 +14,8 @@ from kernelsight.sizing.candidates import Candidate
 from kernelsight.sizing.daily import Day
 from kernelsight.sizing.decision import ANY_RATE, Demand
 from kernelsight.sizing.probability import Chances
-from kernelsight.sizing.prospects import LeftOut, miss_of, rate_below
+from kernelsight.sizing.prospects import LeftOut, bound_from_others, miss_of, rate_below
 from kernelsight.sizing.sentences import nearest_of, unfinished
-from kernelsight.sizing.variants import bound_from_others
 from kernelsight.sweeps.capacity import Capacity
 from kernelsight.sweeps.rate_search import HighestRate
 
@@ -103,7 +102,7 @@ def test_the_rate_from_which_a_candidate_is_cheaper() -> None:
 
 
 def test_effort_doubles_what_may_be_simulated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "ALLOWANCES", (12_000, 12_000, 12_000))
+    monkeypatch.setattr(search, "ALLOWANCES", (7_000, 7_000, 7_000))
     short = session.size(**ASKED)
     assert not short.complete and "--effort 2 goes on from here." in short.answer
     assert session.size(**ASKED, effort=5).complete
@@ -113,7 +112,7 @@ def test_effort_doubles_what_may_be_simulated(session: Session, monkeypatch: pyt
 
 
 def found(**left_out: LeftOut) -> Any:
-    return SimpleNamespace(left_out=left_out, not_tried=[], ended=None, is_stopped=False)
+    return SimpleNamespace(left_out=left_out, not_tried=[], ended=None, is_stopped=False, is_complete=False)
 
 
 def test_the_nearest_is_one_that_misses_and_grown_latencies_are_no_miss() -> None:
@@ -134,7 +133,9 @@ def test_growing_latencies_are_no_miss_of_an_objective() -> None:
 
 
 def test_how_to_go_on() -> None:
-    assert unfinished(found(), 0, 1) == []
+    complete = found()
+    complete.is_complete = True
+    assert unfinished(complete, 0, 1) == []
     ended = found()
     ended.ended, ended.not_tried = "its allowance of simulated requests is spent", [1, 2]
     assert unfinished(ended, 3, 5)[0].endswith("; 2 deployments not tried, 3 that may be cheaper not looked at again; "

@@ -416,10 +416,14 @@ def test_a_search_that_ends_early_answers_with_the_best_so_far(
 
     monkeypatch.setattr(Work, "take", ending)
     found = size(session, rate=60.0, prices=PRICES, report=said.append)
-    assert found.chosen is not None and not found.complete
+    # what is not tried is left out where its bound is above the cost of the best
+    assert found.chosen is not None and found.complete is (stop == "work" and not found.not_tried)
     assert (found.chosen["search"] == "full") is (stop == "work")
-    assert [row["gpu"] for row in found.not_tried] and "The search ended early: " in found.answer
-    assert f"; {len(found.not_tried)} deployment" in found.answer
+    assert ("The search ended early: " in found.answer) is not found.complete
+    if found.not_tried:
+        assert f"; {len(found.not_tried)} deployment" in found.answer
+    for row in found.left_out:
+        assert row["bound"] >= found.chosen["price_per_hour"]
     shown = {(row["gpu"], row["tensor_parallel_size"]) for row in [*found.rows, *found.left_out, *found.not_tried]}
     assert shown == set(itertools.product(PRICES, (1, 2)))
 
