@@ -123,8 +123,9 @@ def line() -> str:
             f"{METRICS[metric].split(',')[0].removeprefix('output ')} {percent(recorded[which][campaign][metric]['median_ape'], 0)}"
             for metric in metrics
         ]
-        words.append(f"{CAMPAIGNS[campaign].split(' (')[0]} {', '.join(errors)}")
+        mark = "" if which == "left_out" else " *"
+        words.append(f"{CAMPAIGNS[campaign].split(' (')[0].split(', ')[0]}{mark} {', '.join(errors)}")
     return (
-        f"- **End to end**, median error by campaign, host constants fitted on the other campaigns where there are several of an engine: "
+        f"- **End to end**, median error by campaign, host constants from the other campaigns (*: as shipped): "
         f"{'; '.join(words)} ({count(recorded['runs'])} runs)."
     )

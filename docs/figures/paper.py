@@ -25,9 +25,9 @@ def headlines() -> str:
     return (
         f"- **Kernels of dense BF16 layers** on GB200 (products, prompt and decode attention; fitted to A100, L40S, H100 and H200, nothing known of GB200): "
         f"{both(dense['nothing known'])} (median / mean, {count(dense['nothing known']['n'])} rows), {weighted(dense['nothing known'])} by time; "
-        f"roofline {both(dense['roofline'])}. The paper: {percent(PAPER['ours'])} at a roofline of {percent(PAPER['roofline'])}.\n"
+        f"roofline {both(dense['roofline'])}, {weighted(dense['roofline'])}. The paper: {percent(PAPER['ours'])} at a roofline of {percent(PAPER['roofline'])}.\n"
         f"- **Every kernel**, all formats, mean over {len(figures['families'])} families: {both(everything['nothing known'])}, "
-        f"{weighted(everything['nothing known'])} by time; roofline {both(everything['roofline'])}.{more}"
+        f"{weighted(everything['nothing known'])} by time; roofline {both(everything['roofline'])}, {weighted(everything['roofline'])}.{more}"
     )
 
 
