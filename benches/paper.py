@@ -2,7 +2,7 @@
 
     python benches/paper.py 3|7|8|9|10|11|12|tables|points   # prints its data, draws its picture
 
-Records `paper_FIGURE`, which docs/accuracy/paper.md shows, and draws docs/pictures/paper_FIGURE.svg. tables: kernel
+Records `paper_FIGURE`, which docs/accuracy/paper.md shows, and draws docs/pictures/paper_FIGURE. tables: kernel
 errors; points: those after three calls of each kernel; end-to-end errors are those of benches/end_to_end.py. The sweep
 is imported if needed, and what several figures share (GB200's rows with predictions, replayed runs) is kept in a folder
 for each state of the program: the first of 10, 11 and tables takes 4 CPU-minutes, of 9 and 12 two.
@@ -28,8 +28,9 @@ FIGURES = {
     "tables": tables,
     "points": points,
 }
-# figures in a row of a picture
+# charts in a row of a picture, and pictures whose many points would make a large SVG
 COLUMNS = {"10": 4, "9": 3}
+PNG = ("9", "10")
 
 
 def state() -> str:
@@ -55,9 +56,9 @@ def main() -> None:
     if charts:
         from kernelsight.evaluation.runs.plots import write_picture
 
-        write_picture(
-            charts, ROOT / "docs" / "pictures" / f"paper_{arguments.figure}.svg", COLUMNS.get(arguments.figure, 2)
-        )
+        ending = "png" if arguments.figure in PNG else "svg"
+        picture = ROOT / "docs" / "pictures" / f"paper_{arguments.figure}.{ending}"
+        write_picture(charts, picture, COLUMNS.get(arguments.figure, 2))
     record(f"paper_{arguments.figure}", data, f"python benches/paper.py {arguments.figure}")
 
 

@@ -164,3 +164,31 @@ def loads() -> str:
         for name, users in sorted(keys)
     ]
     return table(["deployment", "concurrency", "TTFT, %", "TPOT, %", "output throughput, %"], rows)
+
+
+def ceilings() -> str:
+    """Sentence on figure 3: the roofs, and how many kernels are drawn."""
+    figures = result("paper_3")
+    rates = ", ".join(
+        f"{name} {rate / 1e12:,.0f} TFLOP/s"
+        for name, rate in figures["ceilings"].items()
+        if name != "memory_bytes_per_s"
+    )
+    memory = figures["ceilings"]["memory_bytes_per_s"] / 1e9
+    return (
+        f"{count(len(figures['points']))} kernels of {figures['gpu']}; ceilings: memory {count(memory)} GB/s, {rates}."
+    )
+
+
+def shapes() -> str:
+    """Table of figure 10: the shape of each family, and the error of the dashed curve on GB200."""
+    figures = result("paper_10")
+    rows = []
+    for family, fixed in figures["fixed"].items():
+        own = [point for point in figures["points"] if point["family"] == family]
+        predicted = {point["size"]: point["predicted"] for point in own if point.get("predicted")}
+        target = [point for point in own if point["gpu"] == "gb200" and point["size"] in predicted and point.get("eta")]
+        errors = sorted(abs(predicted[point["size"]] / point["eta"] - 1.0) for point in target)
+        shape = ", ".join(f"{name} {value:.0f}" for name, value in fixed.items() if name not in ("engine", "dtype"))
+        rows.append([family, fixed["engine"], fixed["dtype"], shape, own[0]["axis"], percent(errors[len(errors) // 2])])
+    return table(["family", "engine", "formats", "shape", "along", "median error of the dashed curve"], rows)
