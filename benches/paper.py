@@ -30,7 +30,7 @@ FIGURES = {
 }
 # charts in a row of a picture, and pictures whose many points would make a large SVG
 COLUMNS = {"10": 4, "9": 3}
-PNG = ("9", "10")
+PNG = ("9",)
 
 
 def state() -> str:

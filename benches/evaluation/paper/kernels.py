@@ -193,7 +193,8 @@ def along(rows: pl.DataFrame, fixed: Mapping[str, Any], axis: str, value: str) -
 
 def eta_chart(family: str, axis: str, points: Iterable[Mapping[str, Any]]) -> Figure:
     """Return the chart of one family in figure 10."""
-    x, y = amount("size", axis, scale=LOG_SCALE), {"scale": LOG_SCALE}
+    plain = {"scale": LOG_SCALE, "axis": {"grid": False}}
+    x, y = amount("size", axis, **plain), plain
     measured = chart(
         {"type": "line", "point": {"size": 12}, "strokeWidth": 1},
         {"filter": "datum.eta"},
