@@ -31,8 +31,8 @@ from kernelsight.logs import (
 )
 from kernelsight.logs.files import LogFile
 from kernelsight.logs.log_run import LogFormat
-from kernelsight.logs.proposed_columns import columns_flag
-from kernelsight.serving.load.trace_formats import FORMATS as TRACES
+from kernelsight.scenario.proposed_columns import columns_flag
+from kernelsight.serving.load.trace_formats import formats as trace_formats
 
 PLAIN = plain.FORMAT.name
 # fields of prompts and answers; characters of field names in a message
@@ -127,7 +127,7 @@ def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> Inval
         cause = f"is {candidates[0].written_by}; give it with {' or '.join(others)} instead of {FLAGS[role]}"
     elif line:
         cause = f"is of no known format, and looks like a table of requests; try {line}"
-    elif role == "requests" and any(set(trace.required()) <= columns for trace in TRACES):
+    elif role == "requests" and any(set(trace.required()) <= columns for trace in trace_formats() if trace.arrival):
         cause = "is a trace: it has arrivals and lengths, and no latency to compare; replay it with simulate --trace"
     elif role == "requests" and any(name.rpartition(".")[2] in TEXTS for name in file.fields):
         cause = "holds texts, and no times of requests; as a load it is read by simulate --trace"
