@@ -20,6 +20,7 @@ from kernelsight.logs import (
     otlp,
     plain,
     power_table,
+    profile_tables,
     profiles,
     prometheus,
     reports,
@@ -61,6 +62,7 @@ FORMATS: tuple[LogFormat, ...] = (
     forward_kernels.FORMAT,
     profiles.CHROME,
     profiles.NSYS,
+    *profile_tables.profile_formats(),
 )
 OF_SERVERS = (prometheus.FORMAT.name, *(log_format.name for log_format in server_lines.server_formats()))
 FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kernels": "--kernels"}

@@ -20,7 +20,7 @@ from kernelsight.searching.proposers import Proposer
 from kernelsight.searching.replay import replay
 from kernelsight.searching.replays import as_table
 from kernelsight.searching.rounds import GIVEN, Measure
-from kernelsight.searching.scenarios import check, check_in
+from kernelsight.searching.scenarios import as_spelled, check, check_in
 from kernelsight.searching.search_tables import TABLES, search_rows
 from kernelsight.searching.space_files import SpaceTables
 from kernelsight.searching.targets import Target, target_of, truth_of
@@ -50,6 +50,7 @@ def search(
     """
     check(scenario)
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
+    scenario = as_spelled(arrays, scenario)
     gpu = scenario["gpu"]
     check_in(arrays, gpu, int(scenario["budget_measurements"]), replayed=measurer is None)
     without_target = (
