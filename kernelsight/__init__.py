@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         what_if,
     )
     from kernelsight.scenario.launch.commands import launch_command
-    from kernelsight.scenario.launch.lines import read_launch_line
+    from kernelsight.scenario.launch.deployments import read_launch_line
     from kernelsight.serving.runs.step_times import StepTime, StepTimes
     from kernelsight.session import Session, connect
     from kernelsight.sizing.answer import Sizing
@@ -75,7 +75,7 @@ _HOMES = {
     "WhatIf": "sweeps.runs",
     "KernelSightError": "errors",
     "launch_command": "scenario.launch.commands",
-    "read_launch_line": "scenario.launch.lines",
+    "read_launch_line": "scenario.launch.deployments",
     **dict.fromkeys(
         ("compare", "find_rates", "predict", "search", "simulate", "size", "step_time", "sweep", "what_if"),
         "public_functions",

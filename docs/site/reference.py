@@ -148,7 +148,8 @@ def table_section(
     contract = contracts[row["table"]]
     lines = [f"## {row['table']}", f"{row['doc']} {row['grain'][:1].upper()}{row['grain'][1:]}."]
     if row["node"]:
-        inputs = ", ".join(f"[`{name}`]({pages[name]}#{name})" for name in row["inputs"]) or "nothing"
+        links = [f"[`{name}`]({pages[name]}#{name})" if name in pages else f"`{name}`" for name in row["inputs"]]
+        inputs = ", ".join(links) or "nothing"
         lines.append(f"Made by `{row['node']}` from {inputs}.")
     same = [other for other in rows if contracts[other["table"]].columns == contract.columns]
     first = max(same, key=lambda other: len(other["inputs"]))["table"]

@@ -21,8 +21,8 @@ from kernelsight.fitting.experimental_design import positions
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.splits import shape_columns
-from kernelsight.fitting.sweep_files import version_key
 from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.engine_versions import version_key
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.kernel_constants import family_facts, lineage_of
 from kernelsight.kernels.pack import pack_table
@@ -61,7 +61,7 @@ def site_columns(family: str) -> list[str]:
 def measured_rows(sweeps: Sequence[Path], family: str, gpus: Sequence[str]) -> pl.DataFrame:
     """Return the measured rows of a family on some GPUs, of the newest engine version of each candidate at a site."""
     rows = pl.from_arrow(training_rows(sweeps, family, gpus))
-    versions = sorted(rows["engine_version"].unique().to_list(), key=version_key)
+    versions = sorted(rows["engine_version"].unique().sort().to_list(), key=version_key)
     age = pl.col("engine_version").replace_strict(versions, list(range(len(versions))), return_dtype=pl.Int64)
     key = ["gpu", *site_columns(family), "engine", "implementation"]
     return rows.sort([*key, age, "latency_us"]).unique(key, keep="last", maintain_order=True)

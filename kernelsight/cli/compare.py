@@ -67,7 +67,7 @@ def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
     from kernelsight.comparison.watch import Targets, Watch
     from kernelsight.files.bounded_http import check_address
     from kernelsight.present.watch_windows import as_line_of_json, window_lines
-    from kernelsight.scenario.launch.lines import with_launch_line
+    from kernelsight.scenario.launch.deployments import with_launch_line
 
     if len(arguments.log) != 1 or arguments.baseline or arguments.output:
         raise InvalidInput("--watch compares one --log FILE or address, without --baseline and -o; see --history.")

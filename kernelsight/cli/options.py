@@ -54,7 +54,7 @@ def launch_line(arguments: Any, flags_beside: Mapping[str, Any]) -> LaunchLine |
     if getattr(arguments, "launch", None) is None:
         return None
     from kernelsight.present.output import is_verbose, note_afterwards
-    from kernelsight.scenario.launch.lines import read_launch_line
+    from kernelsight.scenario.launch.deployments import read_launch_line
 
     line = read_launch_line(arguments.launch, bool(arguments.read_launch_files)).overridden_by(flags_beside)
     note_afterwards(line.notes() if is_verbose() else line.short_notes())

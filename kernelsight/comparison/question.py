@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kernelsight.scenario.flag import options_of
-from kernelsight.scenario.launch.lines import with_launch_line
+from kernelsight.scenario.launch.deployments import with_launch_line
 from kernelsight.scenario.stated_flags import object_text, read_flags
 
 # columns that may be null, and what is meant then

@@ -10,7 +10,7 @@ CATALOGUE = ("catalogue_tables", "catalogue_columns")
 
 
 def catalogue_table(name: str, graph: Graph) -> pa.Table:
-    """Return ``catalogue_tables`` or ``catalogue_columns`` over a graph's contracts."""
+    """Return ``catalogue_tables``, of those that users read, or ``catalogue_columns`` over a graph's contracts."""
     contracts = [graph.contracts[table] for table in sorted(graph.contracts)]
     if name == "catalogue_columns":
         return pa.Table.from_pylist(
@@ -32,7 +32,7 @@ def catalogue_table(name: str, graph: Graph) -> pa.Table:
             schema=graph.contracts[name].schema,
         )
     rows = []
-    for contract in contracts:
+    for contract in (one for one in contracts if one.kind != "internal"):
         node = graph.node(contract.table)
         rows.append(
             {

@@ -31,7 +31,7 @@ class Column:
 
     name: str
     type: str
-    doc: str
+    doc: str = ""
     nullable: bool = False
     unit: str = ""
     key: bool = False

@@ -19,6 +19,7 @@ from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, nearest
 
+KINDS = ("given", "derived", "internal")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _REFERENCE = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
 _TABLE_FIELDS = {
@@ -65,7 +66,10 @@ _OPTION_FIELDS = {
 
 @dataclass(frozen=True)
 class Contract:
-    """The contract of a table: its grain, its columns in order, and its kind, an input (given) or derived."""
+    """The contract of a table: its grain, its columns in order, and its kind.
+
+    ``kind``: given, an input; derived; or internal, derived and read by other nodes alone: typed, without texts.
+    """
 
     table: str
     kind: str
@@ -120,7 +124,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise _malformed(path, f"line {error.lineno} is not JSON ({error.msg})") from None
     if isinstance(declaration, dict):
         declaration.pop("$schema", None)
-    _check_fields(path, "the contract", declaration, _TABLE_FIELDS, required=["table", "kind", "grain", "doc"])
+    _check_fields(path, "the contract", declaration, _TABLE_FIELDS, required=["table", "kind"])
+    if declaration["kind"] not in KINDS:
+        raise _malformed(path, f"its kind is {declaration['kind']!r}, but must be one of {', '.join(KINDS)}")
+    _check_fields(path, "the contract", declaration, _TABLE_FIELDS, required=_texts(declaration, "grain", "doc"))
     if "columns" not in declaration and "like" not in declaration:
         raise _malformed(path, "it declares its columns in 'columns', or as those of another table in 'like'")
     for word in ("without", "optional"):
@@ -173,9 +180,8 @@ def _read_contract(path: Path, declarations: Mapping[str, dict[str, Any]]) -> Co
     declaration = declarations[path.stem]
     if declaration["table"] != path.stem or not NAME.fullmatch(path.stem):
         raise _malformed(path, f"its table is {declaration['table']!r}, but must equal the file name, in lower case")
-    if declaration["kind"] not in ("given", "derived"):
-        raise _malformed(path, f"its kind is {declaration['kind']!r}, but must be 'given' or 'derived'")
-    columns = tuple(_read_column(path, column) for column in _all_columns(path, declarations))
+    required = ["name", "type", *_texts(declaration, "doc")]
+    columns = tuple(_read_column(path, column, required) for column in _all_columns(path, declarations))
     if not columns:
         raise _malformed(path, "it has no columns")
     names = [column.name for column in columns]
@@ -192,12 +198,18 @@ def _read_contract(path: Path, declarations: Mapping[str, dict[str, Any]]) -> Co
         _check_fields(path, label, option, _OPTION_FIELDS, required=["name", "group"])
         if option.get("column", names[0]) not in names:
             raise _malformed(path, f"{label} sets the column {option['column']!r}, which the table does not have")
-    return Contract(declaration["table"], declaration["kind"], declaration["grain"], declaration["doc"], columns)
+    grain, doc = declaration.get("grain", ""), declaration.get("doc", "")
+    return Contract(declaration["table"], declaration["kind"], grain, doc, columns)
 
 
-def _read_column(path: Path, declaration: Any) -> Column:
+def _texts(declaration: Mapping[str, Any], *names: str) -> list[str]:
+    """Return the texts that a contract has to state: all of ``names``, but of an internal table none."""
+    return [] if declaration["kind"] == "internal" else list(names)
+
+
+def _read_column(path: Path, declaration: Any, required: list[str]) -> Column:
     label = f"column {declaration['name']}" if isinstance(declaration, dict) and "name" in declaration else "a column"
-    _check_fields(path, label, declaration, _COLUMN_FIELDS, required=["name", "type", "doc"])
+    _check_fields(path, label, declaration, _COLUMN_FIELDS, required=required)
     if not NAME.fullmatch(declaration["name"]):
         raise _malformed(path, f"{label}: a name may only have lower-case letters, digits and underscores")
     if declaration.get("reference") and not _REFERENCE.fullmatch(declaration["reference"]):
@@ -275,11 +287,10 @@ def ddl(contract: Contract, database: str = "") -> str:
         f"{quote(column.name)} {duckdb_type(column.arrow_type)}{'' if column.nullable else ' NOT NULL'}"
         for column in contract.columns
     )
-    lines = [
-        f"CREATE TABLE {table} ({columns});",
-        f"COMMENT ON TABLE {table} IS {literal(f'{contract.doc} Grain: {contract.grain}.')};",
-    ]
-    for column in contract.columns:
+    lines = [f"CREATE TABLE {table} ({columns});"]
+    if contract.doc:
+        lines.append(f"COMMENT ON TABLE {table} IS {literal(f'{contract.doc} Grain: {contract.grain}.')};")
+    for column in (one for one in contract.columns if one.doc):
         comment = f"{column.doc} [{column.unit}]" if column.unit else column.doc
         lines.append(f"COMMENT ON COLUMN {table}.{quote(column.name)} IS {literal(comment)};")
     return "\n".join(lines)

@@ -258,10 +258,10 @@ class Graph:
         for name in sorted(self.made):
             if self.contracts[name].kind == "given":
                 raise InvalidInput(f"a node computes {name}, but schemas/{name}.json declares it as given.")
-        unmade = {name for name, contract in self.contracts.items() if contract.kind == "derived"} - self.made
+        unmade = {name for name, contract in self.contracts.items() if contract.kind != "given"} - self.made
         for name in sorted({*missing, *unmade} - set(provided)):
-            if self.contracts[name].kind == "derived":
-                raise InvalidInput(f"{name} is declared as derived, but no node computes it.")
+            if self.contracts[name].kind != "given":
+                raise InvalidInput(f"{name} is declared as {self.contracts[name].kind}, but no node computes it.")
 
     def explain(
         self, wanted: Iterable[str], available: Collection[str] = (), format: str = "text", opened: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.files.numbers import is_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +37,7 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             columns[column.name] = pa.nulls(len(rows), column.arrow_type)
             continue
         if column.arrow_type == pa.float64() and int in types:
-            values = [float(value) if type(value) is int else value for value in values]
+            values = [float(value) if type(value) is int and is_number(value) else value for value in values]
         elif column.arrow_type == pa.int64() and float in types:
             values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
         try:
@@ -45,7 +46,7 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             if not all(_keeps_value(value, column.arrow_type) for value in examples):
                 raise pa.ArrowInvalid("a value would be changed")
             columns[column.name] = pa.array(values, column.arrow_type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
             wrong = next(value for value in values if not _fits(value, column.arrow_type))
             raise InvalidInput(f"{column.name} is {wrong!r}; give a value of type {column.type}.") from None
     return pa.table(columns)
@@ -132,6 +133,6 @@ def _fits(value: Any, arrow_type: pa.DataType) -> bool:
         return False
     try:
         pa.array([value], arrow_type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
         return False
     return True

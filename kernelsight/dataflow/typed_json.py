@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import types
 import typing
 from typing import Any
+
+from kernelsight.files.numbers import is_number
 
 LARGEST = 1 << 63
 
@@ -39,10 +40,9 @@ def typed(value: Any, hint: Any, place: str = "it") -> Any:
         return {name: typed(item, inner[1], f"{place}[{name!r:.40}]") for name, item in value.items()}
     if hint is str and isinstance(value, str):
         return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int and is_number and isinstance(value, int) and 0 <= value < LARGEST:
+    if hint is int and is_number(value) and isinstance(value, int) and 0 <= value < LARGEST:
         return value
-    if hint is float and is_number and abs(value) < LARGEST and math.isfinite(value):
+    if hint is float and is_number(value) and abs(value) < LARGEST:
         return float(value)
     words = {str: "text", int: "whole number from 0", float: "finite number"}
     raise WrongType(f"{place} is no {words.get(hint) or getattr(kind, '__name__', hint)}")

@@ -50,7 +50,7 @@ def parse_json(text: str, refuse: Refuse, budget: Budget = SETTINGS) -> Any:
     except ValueError as problem:
         is_repeated = isinstance(problem, RepeatedName)
         raise refuse(f"is not JSON ({problem if is_repeated else 'a number has thousands of digits'})") from None
-    _check_levels(value, budget, refuse)
+    check_levels(value, budget, refuse)
     return value
 
 
@@ -71,7 +71,7 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _check_levels(value: Any, budget: Budget, refuse: Refuse) -> None:
+def check_levels(value: Any, budget: Budget, refuse: Refuse) -> None:
     level, depth = [value], 0
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1

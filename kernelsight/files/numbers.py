@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
 import re
+import sys
+from typing import Any
 
 # as in vLLM: lower-case suffixes are powers of 1000, upper-case ones of 1024
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -20,6 +23,15 @@ def read_number(text: str) -> float | int | str:
         number = float(match[1]) * SUFFIXES[match[2]]
         return int(number) if number == int(number) else number
     return number_or_text(text)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number that a float can hold; true and false are none.
+
+    >>> is_number(2), is_number(0.5), is_number(True), is_number("2"), is_number(float("nan")), is_number(10**400)
+    (True, True, False, False, False, False)
+    """
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def number_or_text(text: str) -> float | int | str:

@@ -29,7 +29,7 @@ _ALWAYS = re.compile(
 )
 # last words of secret options, fields and parameters: --hf-token is a secret, --max-num-batched-tokens a count
 _LAST = frozenset("pass key keys apikey apikeys token auth jwt cookie bearer sig signature".split())
-_COUNTED = frozenset("per max min num first next".split())  # before token
+_COUNTED = frozenset("per max min num batched first next".split())  # before token
 # words that make an environment variable a secret, anywhere in its name
 _ANY = _LAST | frozenset("tokens creds pat".split())
 _SIZE = re.compile(r"\d[\d.,_]*\s*[kmgt]?i?b?", re.IGNORECASE)

@@ -16,7 +16,7 @@ from kernelsight.kernels.kernel_constants import Facts, family_facts
 def choice_rows(
     sweeps: Sequence[Path], family: str, train_gpus: Sequence[str], implementations: pa.Table
 ) -> list[dict]:
-    """Count a sweep's rows by engine, GPU, number format (in attention also head width) and implementation.
+    """Count a sweep's rows by engine, version, GPU, number format (in attention also head width) and implementation.
 
     A kernel that no engine serves with (``served`` is 0 in ``kernel_implementations``, or ``not_fitted`` has a reason
     in the sweep) has count 0: it is used only where it is named. Returns ``eta_coefficients`` rows.
@@ -27,7 +27,7 @@ def choice_rows(
     position = "coalesce(shape.head_dim, 0)" if FAMILIES[family].by_head_dim else "0"
     counted = duckdb.connect().sql(
         f"""
-        select engine, gpu, dtype, implementation, {position} as position,
+        select engine, engine_version, gpu, dtype, implementation, {position} as position,
           count(*) filter (where not_fitted is null) as value
         from read_parquet([{files}], union_by_name = true) where family = '{family}' and gpu in ({wanted})
         group by all order by all

@@ -20,6 +20,7 @@ from kernelsight.fitting.points_intervals import points_interval_rows
 from kernelsight.fitting.sweep_files import measured_families
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.vendors import vendor_latency_model
+from kernelsight.fitting.versions import version_rows
 from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.kernels.kernel_constants import rows_of_part, vendors_of
 from kernelsight.kernels.latency_model import LatencyModel
@@ -71,6 +72,8 @@ def fit_pack(
             fitted = family_rows(family, latency_model, table, implementations, gpus, fabrics, log)
             rows += [row | {"vendor": vendor} if _is_of_vendor(row) else row for row in fitted]
             rows += choice_rows(sweeps, family, fitted_gpus, implementations)
+            if vendor is None:
+                rows += version_rows(sweeps, family, fitted_gpus, pack_table(fitted), (implementations, gpus, fabrics))
     return pack_table(rows + points_interval_rows(sweeps, train_gpus, pack_table(rows), gpus, fabrics, implementations))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -76,12 +75,3 @@ def measured_gpus(sweeps: Sequence[Path]) -> set[str]:
     except duckdb.Error as error:
         names = ", ".join(map(str, sweeps))
         raise InvalidInput(f"{names} cannot be read as Parquet: {first_line(error)}; write the sweep again.") from None
-
-
-def version_key(version: str) -> tuple[list[int], str]:
-    """Return the key by which engine versions are sorted: their numbers in order, then the text.
-
-    >>> sorted(["0.10.1", "0.9.2"], key=version_key)
-    ['0.9.2', '0.10.1']
-    """
-    return [int(number) for number in re.findall(r"\d+", version)], version

@@ -31,6 +31,7 @@ LARGEST_STEP_TOKENS = 10**9
 OF_CALL = ("family", "name", "shape", "math", "format", "flops", "bytes")
 OF_LATENCY = {name: name for name in ("roofline_us", "bound", "eta", "latency_us")}
 OF_LATENCY |= {"p05_us": "latency_p05_us", "p95_us": "latency_p95_us", "tier": "tier", "evidence": "evidence"}
+OF_LATENCY |= {name: name for name in ("implementation", "measured_version")}
 
 
 class Prediction:
@@ -309,6 +310,7 @@ def _host_row(totals: dict[str, Any], tier: str, active_w: float) -> dict[str, A
         "p05_us": totals["host_p05_us"],
         "p95_us": totals["host_p95_us"],
         "tier": tier,
+        **dict.fromkeys(("implementation", "measured_version")),
         "evidence": "host_settings",
         "energy_mj": host * active_w / 1e3,
     }

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from kernelsight.caches.memory_cache import memoised
 from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.errors import InvalidInput
+from kernelsight.kernels.engine_versions import HALF_OF_90, UNVERSIONED, VersionAnswer, version_at
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.few_shot import moved_constants
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
@@ -70,31 +71,37 @@ BY_MATH = {("mxfp4", "bf16"): "w4a16_mxfp4", ("mxfp4", "fp16"): "w4a16_mxfp4"}
 def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return the kinds of calls, and the number of each row's kind, (rows,); ``settings``: ``deployment_settings``.
 
-    Keys of a kind: tier, gpu, engine; format and math, where calls state them; head_dim, where it decides the kernel;
+    Keys of a kind: tier, gpu, engine; engine_version, where one is stated; format and math, where calls state them;
+    head_dim, where it decides the kernel;
     requested_kernel, where the deployment or the calls name one ("": none); dtype, the cell of :func:`dtype_of`.
     """
-    tiers = settings["tier"].combine_chunks()
-    if len(settings) != 1:
-        tiers = tiers.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
-    else:
-        tiers = pa.repeat(tiers[0], calls.num_rows)
-    key_columns = {"tier": tiers, "gpu": calls["gpu"], "engine": calls["engine"]}
+
+    def of_call(name: str) -> pa.Array:
+        values = settings[name].combine_chunks()
+        if len(settings) == 1:
+            return pa.repeat(values[0], calls.num_rows)
+        return values.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
+
+    key_columns = {"tier": of_call("tier"), "gpu": calls["gpu"], "engine": calls["engine"]}
+    if _is_stated("engine_version", settings):
+        key_columns["engine_version"] = of_call("engine_version")
     for name in ("format", "math"):
         if name in calls.column_names:
             key_columns[name] = calls[name]
     if FAMILIES[family].by_head_dim:
         key_columns["head_dim"] = calls["head_dim"].cast(pa.string())
     kernel_column = FAMILIES[family].kernel_column
-    if kernel_column in settings.column_names and settings[kernel_column].null_count < len(settings):
-        kernels = pc.fill_null(settings[kernel_column].combine_chunks(), "")
-        setting_row = pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks())
-        key_columns["requested_kernel"] = (
-            kernels.take(setting_row) if len(settings) != 1 else pa.repeat(kernels[0], calls.num_rows)
-        )
+    if _is_stated(kernel_column, settings):
+        key_columns["requested_kernel"] = pc.fill_null(of_call(kernel_column), "")
     elif column := next((name for name in (kernel_column, "implementation") if name in calls.column_names), None):
         key_columns["requested_kernel"] = pc.fill_null(calls[column].cast(pa.string()), "")
     kinds, kind_of_row = combinations(pa.table(key_columns), list(key_columns))
     return [{**kind, "dtype": dtype_of(family, kind)} for kind in kinds], kind_of_row
+
+
+def _is_stated(name: str, settings: pa.Table) -> bool:
+    """Return whether any deployment has a value in a column of ``deployment_settings``."""
+    return name in settings.column_names and settings[name].null_count < len(settings)
 
 
 def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
@@ -144,7 +151,8 @@ def constants_of(
     PCIe and link exchanged; ``vendor``; ``kernel_engine``, the engine whose kernels answer; ``kernel``, as
     engine|implementation|dtype; ``kernel_swept``, whether that GPU's sweep ran it; ``other_format``, whether another
     cell's constants answer; ``answer_tier``; ``corrected``, the GPU of the correction; ``without``, the generation left
-    out of the fit; ``interval_group``; ``log_floor`` and ``point_count``, None where nothing was measured.
+    out of the fit; ``interval_group``; ``log_floor`` and ``point_count``, None where nothing was measured;
+    ``implementation``; ``version``, a :class:`VersionAnswer`.
     """
 
     def read() -> tuple[list[dict[str, Any]], dict[str, np.ndarray], list[str]]:
@@ -220,10 +228,22 @@ def _constants_of(
             at = moved_constants(points, latency_model.coefficients, words_of(kind["kernel"]), at)
         for name, value in at.items():
             values.setdefault(name, np.empty(len(kinds)))[row] = value[0]
+        kind["implementation"] = implementation
+        kind["version"] = _version_of(kind, family, path, coefficients)
         evidence.append(_evidence(kind, implementation, ran_on_generation, fits.measured))
     for name in SERVED.keys() & values.keys():
         values[name] = np.full(len(kinds), SERVED[name])
     return values, evidence
+
+
+def _version_of(
+    kind: Mapping[str, Any], family: str, kernel: Mapping[str, str], coefficients: pa.Table
+) -> VersionAnswer:
+    """Return what the version of a kind's engine changes; a fit that left the GPU's generation out knows none."""
+    if kind["without"] or kind["answer_tier"] in ("roofline", "unmeasured-vendor", "points-measured"):
+        return UNVERSIONED
+    asked = kind.get("engine_version") if kernel["engine"] == kind["engine"] else None
+    return version_at(coefficients, family, kernel, kernel["gpu"], asked)
 
 
 def _log_floor(kind: Mapping[str, Any], coefficients: pa.Table) -> float | None:
@@ -239,6 +259,7 @@ def _as_call(kind: Mapping[str, Any]) -> dict[str, Any]:
         "gpu": kind["fit"],
         "dtype": kind["dtype"],
         "head_dim": int(kind.get("head_dim") or 0),
+        "engine_version": kind.get("engine_version") if kind["kernel_engine"] == kind["engine"] else None,
         "implementation": kind.get("requested_kernel") or None,
     }
 
@@ -330,6 +351,8 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
             # a vendor's own fit, however few its GPUs, is no worse than none
             half = half if kind["vendor"] is None else np.minimum(half, UNMEASURED_HALF)
             half_widths[number] = half if kind["point_count"] else half * growth(kind["octaves"])
+        if kind["version"].log_sd:
+            half_widths[number] = np.hypot(half_widths[number], HALF_OF_90 * kind["version"].log_sd)
         if kind["log_floor"] is not None and not kind["point_count"]:
             half_widths[number] = with_known_floor(half_widths[number], kind["log_floor"])
     return half_widths
@@ -353,7 +376,14 @@ def _answer_tier(tier: str, kernel_measured: bool, hypothetical: bool, vendor_is
 
 
 def _evidence(kind: Mapping[str, Any], implementation: str, ran_on_generation: bool, measured: set[str]) -> str:
-    """Return the sentence of ``kernel_latencies.evidence``."""
+    """Return the sentence of ``kernel_latencies.evidence``; it ends with the version, where another was measured."""
+    sentence, version = _data_behind(kind, implementation, ran_on_generation, measured), kind["version"]
+    if version.measured or version.version is None or kind.get("engine_version") is None:
+        return sentence
+    return f"{sentence}, measured in {kind['engine']} {version.version}, not {kind['engine_version']}"
+
+
+def _data_behind(kind: Mapping[str, Any], implementation: str, ran_on_generation: bool, measured: set[str]) -> str:
     if kind["answer_tier"] == "roofline":
         return "lower bound"
     if kind["answer_tier"] == "unmeasured-vendor":

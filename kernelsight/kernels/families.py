@@ -70,6 +70,7 @@ _REGISTRY = (
         prefill.COLUMNS,
         launched_by=("full", "sliding", "selected"),
         by_head_dim=True,
+        kernel_column="attention_backend",
     ),
     Family(
         "encoder_attention",
@@ -89,6 +90,7 @@ _REGISTRY = (
         decode.COLUMNS,
         launched_by=("full", "sliding", "selected"),
         by_head_dim=True,
+        kernel_column="attention_backend",
     ),
     Family(
         "mla_prefill",

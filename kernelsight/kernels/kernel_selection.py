@@ -1,7 +1,7 @@
 """Kernel selection: the implementation that runs a call, from how often each ran in the family's sweeps.
 
 Criteria apply one after another: GPU no newer than the call's, engine, GPU or its generation, number formats, head
-width. Of the kernels that pass, the one that ran most often is chosen.
+width. Of the kernels that pass, the one that ran most often is chosen, in the version of the engine that is nearest.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.caches.memory_cache import memoised
+from kernelsight.kernels.engine_versions import version_key
 from kernelsight.kernels.kernel_constants import UNKNOWN, Facts, rows_of_part
 
 # engines as `calibrate measure` names them for kernels of libraries, which no serving engine built; in order of
 # preference, the libraries that serving engines call first
 MICROBENCHMARK_ENGINES = ("flashinfer_python", "nvidia_cudnn_frontend", "torch", "cublaslt", "kernelsight")
+
+# share of the rows of the largest sweep from which a version's sweep holds all kinds of calls
+WHOLE_SWEEP = 0.5
 
 
 def engine_that_ran(rows: pa.Table, family: str, engine: str, gpu: str) -> str:
@@ -75,9 +79,10 @@ class EncodedColumn(NamedTuple):
 
 
 class KernelCounts(NamedTuple):
-    """How often the sweeps of a family ran each kernel, by engine, GPU, number formats and head width."""
+    """How often the sweeps of a family ran each kernel, by engine, its version, GPU, formats and head width."""
 
     engine: EncodedColumn
+    version: EncodedColumn
     gpu: EncodedColumn
     dtype: EncodedColumn
     implementation: EncodedColumn
@@ -90,11 +95,28 @@ class KernelCounts(NamedTuple):
         count_of = dict(zip(column.values, counts.tolist(), strict=True))
         return max(sorted(column.values_in(rows)), key=count_of.__getitem__, default=None)
 
+    def ran_in(self, rows: np.ndarray, asked: str | None) -> str | None:
+        """Return the kernel that some rows, all of one choice, ran in a version (None: the newest); None: no rows.
+
+        The majority of a sweep decides; one that holds a part of the calls alone says nothing of the choice.
+        """
+        versions = self.version.values_in(rows)
+        if len(versions) > 1 and None not in versions:
+            rows_of = {name: rows[self.version.equals(name)[rows]] for name in sorted(versions, key=version_key)}
+            points = {name: self.value[of_version].sum() for name, of_version in rows_of.items()}
+            whole = [name for name in rows_of if points[name] >= WHOLE_SWEEP * max(points.values())]
+            until = [name for name in whole if version_key(name) <= version_key(asked)]
+            rows = rows_of[(until or whole[:1])[-1]]
+        return self.most_counted(self.implementation, rows)
+
 
 def _kernel_counts(rows: pa.Table, family: str) -> KernelCounts:
     def read() -> KernelCounts:
         choice_rows = rows_of_part(rows, family, "choice")
-        columns = [EncodedColumn.encode(choice_rows[name]) for name in ("engine", "gpu", "dtype", "implementation")]
+        columns = [
+            EncodedColumn.encode(choice_rows[name])
+            for name in ("engine", "engine_version", "gpu", "dtype", "implementation")
+        ]
         return KernelCounts(*columns, choice_rows["position"].to_numpy(), choice_rows["value"].to_numpy())
 
     return memoised((rows,), ("choices", family), read)
@@ -104,9 +126,10 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
     """Return for each call its implementation, and whether a sweep of its GPU's generation ran that.
 
     ``rows``: ``eta_coefficients``; ``calls``: engine, gpu, dtype; head_dim, where it decides the kernel;
-    implementation, where one is requested: it is chosen if a sweep on the vendor's GPUs ran it. Otherwise criteria
-    apply in this order: a GPU no newer, the engine, the GPU, its generation or the nearest one, number formats, head
-    width; then the most frequent kernel. Kernels of other vendors are never chosen: UNKNOWN where its own has none.
+    engine_version, None: the newest; implementation, where one is requested: it is chosen if a sweep on the vendor's
+    GPUs ran it. Otherwise criteria apply in this order: a GPU no newer, the engine, the GPU, its generation or the
+    nearest one, number formats, head width; then the most frequent kernel of the version. Kernels of other vendors are
+    never chosen: UNKNOWN where its own has none.
     """
     counts = _kernel_counts(rows, family)
     return [_choose(facts, counts, call) for call in calls]
@@ -145,7 +168,7 @@ def _choose(facts: Facts, counts: KernelCounts, call: Mapping[str, Any]) -> tupl
     ran_on_generation = bool(same_generation[candidates].any())
     candidates = _prefer(candidates, counts.dtype.equals(call["dtype"]))
     candidates = _prefer(candidates, counts.position == (call.get("head_dim") or 0))
-    return counts.most_counted(kernels, candidates), ran_on_generation
+    return counts.ran_in(candidates, call.get("engine_version")), ran_on_generation
 
 
 def _prefer(rows: np.ndarray, *tests: np.ndarray) -> np.ndarray:

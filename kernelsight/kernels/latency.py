@@ -43,7 +43,16 @@ from kernelsight.number_format import number
 
 # columns of kernel_latencies, in their order
 COLUMNS = ["deployment_id", "step_shape_id", "call", "family", "name", "count", "tiles", "roofline_us", "bound", "eta"]
-COLUMNS += ["latency_us", "latency_p05_us", "latency_p95_us", "tier", "evidence", "energy_j"]
+COLUMNS += [
+    "latency_us",
+    "latency_p05_us",
+    "latency_p95_us",
+    "tier",
+    "implementation",
+    "measured_version",
+    "evidence",
+    "energy_j",
+]
 BOUNDS = ("compute", "memory", "link", "launch")
 
 
@@ -118,6 +127,12 @@ def latency_columns(family: str, calls: pa.Table, tables: PricingTables, *, back
             "latency_p05_us": p05,
             "latency_p95_us": p95,
             "tier": dictionary_of(TIERS, evaluated.tier),
+            "implementation": dictionary_of(
+                [kind["implementation"] for kind in evaluated.kinds], evaluated.kind_of_row
+            ),
+            "measured_version": dictionary_of(
+                [kind["version"].version for kind in evaluated.kinds], evaluated.kind_of_row
+            ),
             "evidence": dictionary_of(evaluated.evidence, evaluated.evidence_of_row),
             "energy_j": dynamic_energy_j + rest_w * latency / MICROSECONDS_PER_SECOND,
         }
@@ -211,9 +226,13 @@ def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables, backend: s
         group_results = _evaluate_group(ready, group, backend)
         if "outside_octaves" in group_results:
             beyond_sizes[group.rows] = group_results.pop("outside_octaves") > FADE_OCTAVES
+        latency_us, roofline_us = group_results["latency_us"], group_results["roofline_us"]
         for factor in ready.factors(group, tables.coefficients):
-            latency_us, roofline_us = group_results["latency_us"], group_results["roofline_us"]
-            group_results["latency_us"] = times_factor(ready.is_cold, latency_us, roofline_us, factor)
+            latency_us = times_factor(ready.is_cold, latency_us, roofline_us, factor)
+        if ready.has_versions:
+            factor = ready.version_factor(group, latency_us)
+            latency_us = times_factor(ready.is_cold, latency_us, roofline_us, factor)
+        group_results["latency_us"] = latency_us
         for name, values in group_results.items():
             results.setdefault(name, np.empty(calls.num_rows))[group.rows] = values
     latency = within_bounds(results["latency_us"], results["roofline_us"], ready.bounds)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.array_expressions import numeric
 from kernelsight.kernels.call_kinds import TIERS, constants_of, kinds_of
+from kernelsight.kernels.engine_versions import version_factor
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.few_shot import call_inputs, expected_residual, sizes_of
@@ -86,6 +87,15 @@ class PreparedCalls(NamedTuple):
             yield _nearby_factor(*common, self.networks[group.corrected][0], nearby)
         if any(kind["point_count"] is not None for kind in self.kinds):
             yield _points_factor(*common, coefficients)
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether the version of an engine changes any of the calls."""
+        return any(kind["version"].logs.any() for kind in self.kinds)
+
+    def version_factor(self, group: CallGroup, latency_us: np.ndarray) -> np.ndarray:
+        """Return the factor of the engine's version on each latency of a group, (rows,); latencies in microseconds."""
+        return version_factor(latency_us, np.array([kind["version"].logs for kind in self.kinds])[group.kind_of_row])
 
     def most_gpus(self, coefficients: pa.Table) -> np.ndarray:
         """Return the largest group in which a sweep ran each kind's collective, (kinds,); inf: not known, or none.

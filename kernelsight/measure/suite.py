@@ -14,6 +14,7 @@ from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.files.bounded_values import read_json
 from kernelsight.files.budget import ROWS
+from kernelsight.files.numbers import is_number
 from kernelsight.measure.families import FAMILIES, Family
 
 # largest size of a kernel: a typo would fill the memory
@@ -132,7 +133,7 @@ def _rule(fields: Any, origin: str) -> Rule:
     _only_known(fields, Rule._fields, f"the rule of the suite {origin}")
     whole_fields = {name for name, value in Rule._field_defaults.items() if isinstance(value, int)}
     for name, value in fields.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        if not is_number(value) or not 0 < value < 1e6:
             raise InvalidInput(f"the suite {origin}: {name} of the rule is {value!r}; give a number above 0.")
         if name in whole_fields and value != int(value):
             raise InvalidInput(

@@ -14,6 +14,7 @@ from kernelsight import errors
 from kernelsight.files.bounded_values import read_json
 from kernelsight.models.architectures import Shape, architecture_of, shape_of
 from kernelsight.models.config_fields import ConfigFields
+from kernelsight.models.config_forms import as_config, read_gguf
 from kernelsight.models.limits import check_heads, check_rope, check_total
 from kernelsight.models.quantization import read_formats
 
@@ -185,6 +186,8 @@ def _ffn_columns(row: Mapping[str, Any], ffn: str) -> dict[str, Any]:
 def read_config_file(path: str | Path, architecture: str | Path | None = None) -> Rows:
     """Return the rows of a config.json file, or of the one in a folder, with hf_quant_config.json of the same folder.
 
+    Mistral's params.json and the metadata of a GGUF file are read as the config.json that states the same.
+
     The model is named like the folder, in lower case and without -instruct. ``architecture``: a user's file,
     which has precedence over those of the catalogue. InvalidInput: as :func:`read_config`, or no
     such file.
@@ -192,14 +195,14 @@ def read_config_file(path: str | Path, architecture: str | Path | None = None) -
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not file.exists():
-        raise errors.config_unreadable(path, "the folder has no config.json")
+        file = path / "params.json"
+        if not file.exists():
+            raise errors.config_unreadable(path, "the folder has no config.json")
     quant_file = file.with_name("hf_quant_config.json")
-    config = _json_object(file)
-    if {"dim", "n_layers"} <= set(config):
-        raise errors.config_unreadable(file, "it is Mistral's params.json; take the config.json of the repository")
+    content = read_gguf(file) if file.suffix == ".gguf" else _json_object(file)
     return read_config(
-        config,
-        model=catalogue_name(file.resolve().parent.name),
+        as_config(content, str(file)),
+        model=catalogue_name(file.stem if file.suffix == ".gguf" else file.resolve().parent.name),
         huggingface_id=None,
         source=str(file),
         quant_config=_json_object(quant_file) if quant_file.exists() else None,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kernelsight import errors
+from kernelsight.files.numbers import is_number
 
 LARGEST = 2**40
 """Largest size of a field: far above any model's; sums of products of sizes fit 64 bits (``limits.check_total``)."""
@@ -71,7 +72,7 @@ class ConfigFields(NamedTuple):
     def fraction(self, *names: str, default: float) -> float:
         """Return the first present field of ``names``, a number above 0 and at most 1, or ``default``."""
         name, value = self._first(names, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        if not is_number(value) or not 0 < value <= 1:
             raise errors.config_field_wrong(self.label, name, value, "a number above 0 and at most 1")
         return float(value)
 

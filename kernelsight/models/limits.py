@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from kernelsight import errors
+from kernelsight.files.numbers import is_number
 from kernelsight.models.config_fields import LARGEST, ConfigFields
 from kernelsight.number_format import number
 
@@ -90,4 +90,4 @@ def longest_context(fields: ConfigFields, positions: int) -> int:
 
 
 def _is_factor(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return is_number(value) and value > 0

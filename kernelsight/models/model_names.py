@@ -51,8 +51,8 @@ def find_variant(name: str) -> Variant | None:
     for ending, format_name in UNSUPPORTED.items():
         if lower_case.endswith(ending) and _name_in_catalogue(repository[: -len(ending)]):
             raise InvalidInput(
-                f"{name} is quantised as {format_name}, which no kernel here has; use the model without {ending} and "
-                "--quantization, or give the path to a config.json."
+                f"{name} is quantised as {format_name}, in a format that its name does not say; use the model "
+                f"without {ending} and --quantization, or give the path to a config.json or GGUF file."
             )
     for row in _endings():
         base = _name_in_catalogue(repository[: -len(row["suffix"])]) if lower_case.endswith(row["suffix"]) else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # settings that determine the times of steps; other limits change which steps there are, not their times
 IDENTITY = (
     *("model", "gpu", "tp", "pp", "dp", "ep", "engine", "dtype", "attention_format", "ffn_format", "expert_format"),
-    *("kv_cache_dtype", "moe_backend", "async_scheduling"),
+    *("kv_cache_dtype", "attention_backend", "moe_backend", "async_scheduling"),
 )
 
 

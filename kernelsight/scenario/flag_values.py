@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import numbers
 import os
 import re
 import reprlib
@@ -14,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.files.numbers import read_number
+from kernelsight.files.numbers import is_number, read_number
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER, Flag, options_of
 from kernelsight.scenario.flags import FLAGS
 
@@ -77,7 +76,7 @@ def checked_value(flag: Flag, value: Any, name: str) -> Any:
 
 
 def _checked_number(flag: Flag, value: Any, name: str) -> float:
-    inside = _is_number(value) and not (
+    inside = is_number(value) and not (
         (flag.least is not None and value < flag.least)
         or (flag.above is not None and value <= flag.above)
         or (flag.most is not None and value > flag.most)
@@ -89,7 +88,7 @@ def _checked_number(flag: Flag, value: Any, name: str) -> float:
         return float(value)
     if not inside or value != math.floor(value):
         bound = f"of at least {flag.least}"
-        if flag.most < LARGEST_WHOLE_NUMBER or (_is_number(value) and value > flag.most):
+        if flag.most < LARGEST_WHOLE_NUMBER or (is_number(value) and value > flag.most):
             bound = f"from {flag.least} to {flag.most}"
         raise InvalidInput(f"{name} is {value!r}; give a whole number {bound}.")
     return int(value)
@@ -126,7 +125,3 @@ def _range_text(flag: Flag) -> str:
         return f"a finite number, {flag.least:g} or more"
     limit = f"at most {flag.most:g}" if flag.most is not None else f"below {flag.below:g}" if flag.below else ""
     return f"a number above {flag.above:g} and {limit}" if limit else f"a finite number above {flag.above:g}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)

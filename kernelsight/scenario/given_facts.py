@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.files.numbers import is_number
 from kernelsight.files.row_files import read_rows
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _refuse_implausible(row: dict[str, Any], origin: object, texts: set[str]) ->
         if ending is None or name in texts or value is None:
             continue
         least, unit = LEAST[ending]
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < least:
+        if not is_number(value) or value < least:
             raise InvalidInput(
                 f"{origin}, GPU {row['gpu']}: {name} is {value!r}; give {unit} as a number, at least {least:g}."
             )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, UnknownName, unknown
+from kernelsight.files.numbers import is_number
 from kernelsight.scenario.units import milliseconds_of
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def objectives_of(slo: Mapping[str, float]) -> list[Objective]:
     if not slo:
         raise InvalidInput("no objective is given; give at least one, such as ttft_p99:500.")
     for name, most in slo.items():
-        if isinstance(most, bool) or not isinstance(most, int | float) or not 0 < most < math.inf:
+        if not is_number(most) or most <= 0:
             raise InvalidInput(f"the objective on {name} is {most!r}; give a positive number of milliseconds.")
     return [objective_of(name, most) for name, most in slo.items()]
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, KernelSightError
+from kernelsight.files.numbers import is_number
 from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, DRAFT_FLAGS, LOAD_FLAGS, POOL_FLAGS, PREFILL_FLAGS
-from kernelsight.scenario.launch.lines import LaunchLine, with_launch_line
+from kernelsight.scenario.launch.deployments import with_launch_line
+from kernelsight.scenario.launch.lines import LaunchLine
 from kernelsight.scenario.load_rules import check_load
 from kernelsight.scenario.objectives import PRICE
 from kernelsight.scenario.scenario_rows import (
@@ -173,7 +174,7 @@ def _refuse_namesakes(
         if flag not in flags or name is None:
             continue
         config_rows = None
-        is_file = spelling not in known_models.given and Path(spelling).exists()
+        is_file = spelling not in known_models.given and os.path.exists(spelling)
         if is_file or (flag == "model" and "model_like" in flags):
             model, layers = model_rows(session, name)
             config_rows = {**model, "source": None}, layers
@@ -188,7 +189,7 @@ def _refuse_namesakes(
 def _price(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not is_number(value) or value < 0:
         raise InvalidInput(f"{PRICE} is {value!r}; give a finite number, 0 or more.")
     return float(value)
 

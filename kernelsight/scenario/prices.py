@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,7 @@ def no_price(gpus: Sequence[str]) -> InvalidInput:
 def _pairs(text: str) -> list[tuple[str, Any]]:
     """Return (GPU, price) pairs of text ``g1=2.2,g2=4``, or of the file that it names."""
     path = Path(text)
-    if not path.exists() and ("=" in text or path.suffix.lower() not in (".csv", ".json")):
+    if not os.path.exists(path) and ("=" in text or path.suffix.lower() not in (".csv", ".json")):
         words = [word.strip() for word in text.split(",") if word.strip()]
         for word in words:
             if "=" not in word:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ AUTO_DTYPES = {
     "fp8_e5m2": "fp8",
     "auto": None,
 }
+# flags that name a kernel, with the families whose kernels they may be
+BACKENDS = {"attention_backend": ("prefill_attention", "decode_attention"), "moe_backend": ("moe",)}
 # flags whose value is a row of a table: flag, table, column
 OF_TABLES = (
     ("kv_transfer_fabric", "fabrics", "fabric"),
@@ -53,7 +56,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return typed flags by full name, the launch line filled in, unset ones left out; UnknownName: no such flag."""
     by_name = {ALIASES.get(name, name): value for name, value in flags.items() if value is not None}
     if "launch" in by_name or "read_launch_files" in by_name:
-        from kernelsight.scenario.launch.lines import with_launch_line
+        from kernelsight.scenario.launch.deployments import with_launch_line
 
         by_name = with_launch_line(by_name)
     by_name = with_finite_rate(by_name)
@@ -105,7 +108,7 @@ def draft_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     left_out = {*(flag.name for flag in SPECULATION), *NOT_INHERITED_BY_DRAFT}
     if flags["speculative_method"] == "draft_model":
-        left_out |= {"quantization", "moe_backend"}  # of another checkpoint
+        left_out |= {"quantization", *BACKENDS}  # of another checkpoint
     draft_flags = {name: value for name, value in flags.items() if name not in left_out}
     return deployment_row(draft_flags | {"model": flags["speculative_model"]})
 
@@ -201,13 +204,12 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
             names_known = set(session.table(table)[column].to_pylist())
             if flags[name] not in names_known:
                 raise unknown(column, flags[name], names_known, f"The table {table} lists them.")
-    if "moe_backend" in flags:
-        kernels = session.table("kernel_implementations").to_pylist()
-        names_known = {row["implementation"] for row in kernels if row["family"] == "moe"}
-        if flags["moe_backend"] not in names_known:
-            raise unknown(
-                "moe_backend", flags["moe_backend"], names_known, "The table kernel_implementations lists them."
-            )
+    for name, families in BACKENDS.items():
+        if name in flags:
+            kernels = session.table("kernel_implementations").to_pylist()
+            names_known = {row["implementation"] for row in kernels if row["family"] in families}
+            if flags[name] not in names_known:
+                raise unknown(name, flags[name], names_known, "The table kernel_implementations lists them.")
     return flags
 
 
@@ -223,7 +225,7 @@ def resolve_model(session: Session, name: str, architecture: str | None = None) 
 
     models = session.table("models")["model"].to_pylist()
     path = Path(name)
-    if path.suffix == ".json" or (path.exists() and name not in models):
+    if path.suffix in (".json", ".gguf") or (os.path.exists(name) and name not in models):
         row, layers = read_config_file(path, architecture)
         give_model(session, row, layers)
         return row["model"]

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from kernelsight.caches.journal import Journal, read_journal
 from kernelsight.errors import InvalidInput
+from kernelsight.files.numbers import is_number
 from kernelsight.searching.arrays import STATUS
 from kernelsight.searching.history import History, Outcome, finite_or_none
 from kernelsight.searching.proposers import Proposals, Proposer
@@ -137,7 +138,7 @@ def check_row(record: Mapping[str, Any]) -> None:
             f"{', '.join(STATUS[1:])}."
         )
     time = record.get("latency_us")
-    if record["status"] == "ok" and not (isinstance(time, int | float) and np.isfinite(time) and time > 0):
+    if record["status"] == "ok" and not (is_number(time) and time > 0):
         raise InvalidInput(
             f"the measurer gave candidate {record.get('candidate_id')} status ok with the time {time}; an ok "
             "measurement has a finite time above 0 in us."

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
+from kernelsight.files.numbers import is_number
 from kernelsight.files.redaction import redacted_text
 from kernelsight.searching.commands import run_bounded, split_words
 
@@ -145,17 +146,13 @@ def _parsed_output(output: str, candidate: str) -> dict[str, Any]:
         )
     measurement = {name: result[name] for name in PRINTED if result.get(name) is not None}
     for name, value in measurement.items():
-        if not _is_size(value) or (name in ("latency_us", "samples") and value <= 0):
+        if not is_number(value) or value < 0 or (name in ("latency_us", "samples") and value <= 0):
             raise InvalidInput(
                 f"the command gave candidate {candidate} {name} {value!r}; give a finite number above 0."
             )
     if status == "ok" and "latency_us" not in measurement:
         raise InvalidInput(f"the command printed {shown!r} for candidate {candidate}, without latency_us; {HOW}.")
     return {**measurement, "status": status}
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def measurement_rows(rows: Sequence[Mapping[str, Any]], source: str) -> pa.Table:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernelsight.errors import InvalidInput, nearest, unknown
+from kernelsight.files.numbers import is_number
 from kernelsight.scenario.gpu_names import find_gpu
 from kernelsight.searching.arrays import SpaceArrays
 
@@ -45,7 +46,7 @@ def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def check(scenario: Mapping[str, Any]) -> None:
     """Raise InvalidInput or UnknownName for invalid budgets, batches, shares or names of a scenario."""
     budget = scenario["budget_measurements"]
-    if not isinstance(budget, int | float) or math.isnan(budget) or budget <= 0 or budget != int(budget):
+    if not is_number(budget) or budget <= 0 or budget != int(budget):
         raise InvalidInput(f"the budget is {budget} measurements; give a whole number above 0.")
     seconds = scenario["budget_s"]
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):

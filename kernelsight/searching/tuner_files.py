@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import pieces_of, read_bytes, unpacked
 from kernelsight.files.budget import ROWS
+from kernelsight.files.numbers import is_number
 
 # columns of a file of search spaces, in order
 COLUMNS = (
@@ -261,7 +262,7 @@ def _row(parameters: dict, validity: str, time: Any, times: Any, compiled: Any, 
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return is_number(value) and value > 0
 
 
 def _seconds(value: Any) -> float | None:

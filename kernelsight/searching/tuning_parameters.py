@@ -14,6 +14,7 @@ import numpy as np
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_values import read_json
+from kernelsight.files.numbers import is_number
 from kernelsight.searching.tuner_files import COLUMNS, TunerFile
 
 # most configurations, since a search forecasts them in every round, and most before restrictions
@@ -109,7 +110,7 @@ def _values(name: str, listed: Any, origin: str) -> list[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value) and abs(value) < 2**53)
+    return isinstance(value, str | bool) or (is_number(value) and abs(value) < 2**53)
 
 
 def restriction(text: Any, parameters: Mapping[str, Any], origin: str) -> Restriction:

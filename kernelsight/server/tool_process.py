@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
+from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, shown
 
 # most bytes of a line: an answer as JSON, each character as up to six bytes
 LINE_BYTES = 1 << 20
@@ -121,6 +121,8 @@ def _answer(call: str) -> dict[str, Any]:
         return {"error": str(error)}
     except MemoryError:
         return {"error": "out of memory; ask for less at once."}
+    except OSError as error:
+        return {"error": f"{shown(str(error.filename))} cannot be read ({error.strerror})."}
 
 
 def _set_alarm(seconds: float) -> None:

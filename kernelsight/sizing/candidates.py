@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
-from kernelsight.scenario.launch.lines import with_launch_line
+from kernelsight.scenario.launch.deployments import with_launch_line
 from kernelsight.scenario.plan import Plan, plan_rows
 from kernelsight.scenario.prices import no_price
 from kernelsight.scenario.scenario_rows import give_model_like, model_rows, normalise, resolve_model

@@ -12,7 +12,7 @@ from kernelsight.number_format import rounded
 from kernelsight.scenario.flag import options_of
 from kernelsight.scenario.flag_values import asked_values
 from kernelsight.scenario.flags import ALIASES, LOAD_FLAGS
-from kernelsight.scenario.launch.lines import with_launch_line
+from kernelsight.scenario.launch.deployments import with_launch_line
 from kernelsight.scenario.load_rules import distribution
 from kernelsight.scenario.objectives import Objective, objective_rows, objectives_of, slo_of
 from kernelsight.scenario.plan import normalise

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import KernelSightError
 from kernelsight.scenario.corrections import give_corrections
-from kernelsight.scenario.launch.lines import LaunchLine, with_launch_line
+from kernelsight.scenario.launch.deployments import with_launch_line
+from kernelsight.scenario.launch.lines import LaunchLine
 from kernelsight.scenario.objectives import COSTS, PRICE, objective_rows, slo_of
 from kernelsight.scenario.plan import Plan, flag_columns
 from kernelsight.scenario.stated_flags import object_text, read_flags

@@ -108,13 +108,22 @@ def run_summary(session: Session) -> dict[str, Any]:
         "mean_kv_share": _mean_kv_share(session.table("cache_over_time").to_pylist()),
         "status": _statuses(statistics),
         "memory": {name: value for name, value in plan.items() if name != "deployment_id"},
-        "settings": settings,
+        "settings": {**settings, **_sizes(session, settings)},
         "breakdown": session.table("kernel_breakdown").drop_columns(["scenario_id"]).to_pylist(),
         "assumed": assumed_of(session, row, settings_of),
         **_replicas(session, settings_of, statistics),
         **_kv_tiers(session),
         **_sessions(session),
     }
+
+
+def _sizes(session: Session, settings: dict[str, Any]) -> dict[str, int]:
+    """Return the parallel sizes and the number of replicas (of decode replicas, if disaggregated) by their flags."""
+    (scenario,) = session.table("scenarios").to_pylist()
+    names = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size"}
+    names |= {"dp": "data_parallel_size", "ep": "expert_parallel_size"}
+    replicas = scenario["replicas"] or scenario["decode_replicas"] or 1
+    return {flag: settings[name] for name, flag in names.items()} | {"replicas": replicas}
 
 
 def _with_ends(row: dict[str, Any], column: str, names: tuple[str, str, str]) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ from kernelsight.escape import visible
 from kernelsight.number_format import number
 from kernelsight.present.show import notebook, write_page
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
-from kernelsight.scenario.launch.lines import with_launch_line
+from kernelsight.scenario.launch.deployments import launch_assumptions, with_launch_line
 from kernelsight.scenario.plan import Plan, give_plan, plan_rows
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
 from kernelsight.scenario.scenario_rows import gpu_assumptions
@@ -63,7 +63,7 @@ class Run:
         plan = plan_rows(fork, [flags], origin="")
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         refuse_faults(fork)
-        assumed = gpu_assumptions(fork, with_launch_line(flags))
+        assumed = gpu_assumptions(fork, with_launch_line(flags)) + launch_assumptions(flags)
         if correction is not None:
             assumed = [*assumed, give_corrections(fork, correction)]
             refuse_unused_corrections(fork, correction)

@@ -2,10 +2,12 @@
 with formats as (
   select
     deployments.deployment_id,
-    coalesce(deployments.dtype, case when models.dtype = 'fp32' then 'bf16' else models.dtype end) as dtype,
-    case when quantizations.quantization is null then models.attention_format else quantizations.attention_format end as attention_format,
-    case when quantizations.quantization is null then models.ffn_format else quantizations.ffn_format end as ffn_format,
-    case when quantizations.quantization is null then models.expert_format else quantizations.expert_format end as expert_format,
+    coalesce(deployments.dtype, case when models.dtype = 'fp32' then 'bf16' else models.dtype end) as weights_dtype,
+    format_in(case when quantizations.quantization is null then models.attention_format else quantizations.attention_format end, weights_dtype)
+      as attention_format,
+    format_in(case when quantizations.quantization is null then models.ffn_format else quantizations.ffn_format end, weights_dtype) as ffn_format,
+    format_in(case when quantizations.quantization is null then models.expert_format else quantizations.expert_format end, weights_dtype)
+      as expert_format,
     coalesce(quantizations.activation_scales, models.activation_scales) as activation_scales,
     models.kv_cache_format
   from deployments
@@ -37,6 +39,23 @@ pools as (
   where not coalesce(list_contains(string_split(known.unlike_capabilities, ' '), gpus.compute_capability), false)
     and (known.with_drafts or coalesce(deployments.num_speculative_tokens, 0) = 0)
 ),
+-- kernels that the engine's sources name for its version, the GPU, the format and what the model needs
+backends as (
+  select
+    deployment_id,
+    any_value(known.implementation order by known.needs nulls last) filter (layer = 'attention') as attention_backend,
+    any_value(known.implementation order by known.needs nulls last) filter (layer = 'experts') as moe_backend
+  from deployments
+  join formats using (deployment_id)
+  join models on models.model = deployments.model
+  join gpus on gpus.gpu = deployments.gpu
+  join engine_backends as known on known.engine = deployments.engine
+    and is_of_versions(deployments.engine_version, known.from_version, known.before_version)
+  where (known.capabilities = '*' or list_contains(string_split(known.capabilities, ' '), gpus.compute_capability))
+    and (known.format = '*' or known.format = case when formats.expert_format = 'fp16' then 'bf16' else formats.expert_format end)
+    and (known.needs is null or (known.needs = 'sinks' and models.attention_sinks) or (known.needs = 'not_gated' and not models.ffn_gated))
+  group by deployment_id
+),
 -- source of draft tokens; null: none
 proposing as (
   select
@@ -47,13 +66,15 @@ proposing as (
 )
 select
   limits.* exclude (
-    engine_version, quantization, enforce_eager, max_cudagraph_capture_size, async_with_drafts, draft_max_num_seqs, seats_per_stage,
+    quantization, enforce_eager, max_cudagraph_capture_size, async_with_drafts, draft_max_num_seqs, seats_per_stage,
     ranks_divide_budget, rank_conservativeness, graph_sizes_of, graph_tokens_per_seat, group_gpus, api_server_count, request_delay_ms, cpu, kv_tier,
     kv_write_policy, sampling
   ) replace (
     coalesce(limits.tier, 'auto') as tier,
-    formats.dtype as dtype,
-    coalesce(limits.kv_cache_dtype, case when formats.kv_cache_format = 'fp8' then 'fp8' else formats.dtype end) as kv_cache_dtype,
+    coalesce(limits.attention_backend, backends.attention_backend) as attention_backend,
+    coalesce(limits.moe_backend, backends.moe_backend) as moe_backend,
+    formats.weights_dtype as dtype,
+    coalesce(limits.kv_cache_dtype, case when formats.kv_cache_format = 'fp8' then 'fp8' else formats.weights_dtype end) as kv_cache_dtype,
     coalesce(limits.max_model_len, least(models.max_positions, 1048576))::bigint as max_model_len,
     -- default threshold of a long prompt with concurrent partial prefills: 4 % of max_model_len, as in vLLM's SchedulerConfig
     coalesce(
@@ -89,10 +110,9 @@ select
   limits.tp * limits.dp // limits.ep as moe_tp,
   limits.ep as moe_ep,
   case limits.sampling when 'random' then 'torch_draw' when 'top_p' then deployment_samplers.sampler end as sampler,
-  case when coalesce(formats.attention_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype
-    else formats.attention_format end as attention_format,
-  case when coalesce(formats.ffn_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.ffn_format end as ffn_format,
-  case when coalesce(formats.expert_format, 'bf16') in ('bf16', 'fp16', 'fp32') then formats.dtype else formats.expert_format end as expert_format,
+  formats.attention_format,
+  formats.ffn_format,
+  formats.expert_format,
   formats.activation_scales
 from limits
 join deployments using (deployment_id)
@@ -101,5 +121,6 @@ join proposing using (deployment_id)
 join models on models.model = limits.model
 join gpus on gpus.gpu = limits.gpu
 left join pools using (deployment_id)
+left join backends using (deployment_id)
 left join deployment_samplers using (deployment_id)
 left join draft_acceptance_rates as usual on usual.method = proposing.method

@@ -14,3 +14,5 @@ create macro preset_class(version, min_memory, unit, operator, words, least, wha
            min_memory::bigint, unit) else '' end,
          case when words = '*' then '' else ' (' || words || ')' end,
          case when least > 1 then format(', {} {} or more', what, least) else '' end);
+-- the number format of weights that are stored in a plain dtype is that of the deployment
+create macro format_in(format, dtype) as case when coalesce(format, 'bf16') in ('bf16', 'fp16', 'fp32') then dtype else format end;

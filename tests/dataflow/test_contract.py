@@ -71,7 +71,7 @@ GOOD = {
     [
         (lambda c: c.pop("grain"), "the contract is missing grain"),
         (lambda c: c.update(table="bolts"), "its table is 'bolts', but must equal the file name"),
-        (lambda c: c.update(kind="guessed"), "its kind is 'guessed', but must be 'given' or 'derived'"),
+        (lambda c: c.update(kind="guessed"), "its kind is 'guessed', but must be one of given, derived, internal"),
         (lambda c: c.update(columns=[]), "it has no columns"),
         (lambda c: c.pop("columns"), "it declares its columns in 'columns', or as those of another table in 'like'"),
         (lambda c: c.update(without=[3]), "'without' is about the columns of another table, and there is no 'like'"),
@@ -96,6 +96,14 @@ def test_a_malformed_contract_is_refused_and_the_json_schema_agrees(
     with pytest.raises(InvalidInput, match="parts.json is not a table contract") as refusal:
         load_contracts(tmp_path)
     assert words in str(refusal.value)
+
+
+def test_an_internal_table_needs_no_texts(tmp_path: Path) -> None:
+    internal = {"table": "parts", "kind": "internal", "columns": [{"name": "part", "type": "string"}]}
+    (tmp_path / "parts.json").write_text(json.dumps(internal))
+    contract = load_contracts(tmp_path)["parts"]
+    assert (contract.kind, contract.doc, contract.columns[0].doc) == ("internal", "", "")
+    assert "COMMENT" not in ddl(contract)
 
 
 def test_a_file_that_is_no_json_and_a_reference_to_nothing_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from kernelsight.files.redaction import (
 )
 from kernelsight.files.shell_words import join_commands, split_commands
 from kernelsight.scenario.flags import FLAGS
-from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.scenario.launch.deployments import read_launch_line
 from kernelsight.scenario.launch.server_commands import MOST_NESTED
 
 SECRET = "S3CRETx9"

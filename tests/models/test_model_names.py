@@ -36,7 +36,7 @@ def test_variants(name, expected):
 
 def test_what_is_no_variant():
     assert find_variant("acme/gpt-17b-FP8") is None
-    with pytest.raises(InvalidInput, match="is quantised as GGUF, which no kernel here has"):
+    with pytest.raises(InvalidInput, match="is quantised as GGUF, in a format that its name does not say"):
         find_variant("unsloth/Qwen3-32B-GGUF")
     with connect() as session, pytest.raises(UnknownName, match="unknown model 'acme/gpt-17b-FP8'"):
         resolve_model(session, "acme/gpt-17b-FP8")

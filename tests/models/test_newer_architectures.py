@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kernelsight import errors
-from kernelsight.models.config import CATALOGUE, read_config, read_config_file
+from kernelsight.models.config import CATALOGUE, read_config
 
 CONFIGS = {entry["model"]: entry["config"] for entry in map(json.loads, CATALOGUE.read_text().splitlines())}
 PLAIN = {
@@ -266,11 +266,3 @@ def test_plain_decoders_under_another_class_name_are_llama():
         assert ({**rows[0], "architecture": "LlamaForCausalLM"}, rows[1]) == llama
     row, _ = read("ApertusForCausalLM", hidden_act="xielu")
     assert (row["ffn_gated"], row["qk_norm"]) == (False, "head")
-
-
-def test_parameters_of_mistral_are_named_as_what_they_are(tmp_path):
-    (tmp_path / "params.json").write_text('{"dim": 5120, "n_layers": 40, "head_dim": 128}')
-    with pytest.raises(
-        errors.InvalidInput, match=r"it is Mistral's params\.json; take the config\.json of the repository"
-    ):
-        read_config_file(tmp_path / "params.json")

@@ -12,6 +12,7 @@ from kernelsight.scenario.flag import Flag
 FILES = ("FILE", "FACTOR|FILE", "RUN", "PACK", "PATH", "GRID", "LINE", "S", "P", "HOW", "G1,G2")
 # options of those words that take no file, or that write one: with the reason
 NO_FILES = {
+    "search run launch": "with a GPU and cupy alone",
     "startup_seconds": "seconds", "metrics_out": "written", "device_row": "written", "host_probe": "written",
     "plot": "written", "measure": "a command, which is run", "llm_cache": "answers of a server",
 }  # fmt: skip
@@ -21,7 +22,7 @@ MODEL, GPU, LOAD = ("--model", "qwen3-0.6b"), ("--gpu", "l4"), ("--request-rate"
 LENGTHS = ("--input-len", "9", "--output-len", "3")
 # of each verb that takes files, the least words that it needs beside one
 BASE: dict[str, tuple[str, ...]] = {
-    "sql": ("select 1",),
+    "sql": ("select count(*) from sweep_points",),
     "predict": (*MODEL, *GPU, "--context-len", "9"),
     "simulate": (*MODEL, *GPU, *LOAD, *LENGTHS),
     "serve": (*MODEL, *GPU, "--port", "0"),
@@ -33,8 +34,9 @@ BASE: dict[str, tuple[str, ...]] = {
     "calibrate plan": ("--gpu", "l4", "--minutes", "1", "-o", "out.json"),
     "calibrate fit": ("--sweep", "SWEEP", "-o", "out.parquet"),
     "calibrate evaluate": ("--sweep", "SWEEP", "--test-gpus", "l4"),
-    "search import": ("-o", "out.parquet"), "search run": ("--space", "SPACE", "--gpu", "l4"),
-    "search choose": ("--gpu", "l4", "--family", "gemm"), "search plan": ("--gpu", "l4", "--family", "gemm"),
+    "search import": ("-o", "out.parquet"), "search run": ("--space", "SPACE", "--gpu", "l4", "--budget", "2"),
+    "search choose": ("--gpu", "l4", "--family", "gemm", "--sweep", "SWEEP"),
+    "search plan": ("--gpu", "l4", "--family", "gemm", "--sweep", "SWEEP"),
     "search forecast": (*GPU, "--llm-url", "http://127.0.0.1:1/v1", "--llm-model", "m", "--llm-retries", "0"),
     "backtest": (),
 }  # fmt: skip
@@ -43,7 +45,7 @@ INSTEAD = {"launch": ("--model",), "calls": ("--model", "--context-len"), "trace
            "lengths_from": LENGTHS[::2], "few": ("--sweep",)}  # fmt: skip
 BESIDE = {
     "architecture": ("--model", "CONFIG"), "state": ("--watch", "1"), "few": ("--onto", "default"),
-    "candidates": ("--measurements", "SPACE"), "measurements": ("--candidates", "SPACE"), "launch": (),
+    "candidates": ("--measurements", "SPACE"), "measurements": ("--candidates", "CANDIDATES"), "launch": (),
 }  # fmt: skip
 
 
@@ -72,17 +74,22 @@ def doors() -> Iterator[Door]:
         if module_of(verb) is None or is_of_laboratory(verb):
             continue
         for table, flag in flags_of_verb(verb):
-            if not takes_file(flag) or (key := (table, flag.name, flag.help)) in seen:
+            if not takes_file(verb, flag) or (key := (table, flag.name, flag.help)) in seen:
                 continue
             seen.add(key)
             yield Door(verb, flag, command(verb, flag))
 
 
-def takes_file(flag: Flag) -> bool:
+def takes_file(verb: str, flag: Flag) -> bool:
     """Return whether an option takes a file, by what its help calls its value."""
     is_text = flag.kind == "text" and not flag.choices
     is_written = (flag.help or "").startswith(("write", "also write"))
-    return is_text and (flag.metavar in FILES or flag.name == "model") and flag.name not in NO_FILES and not is_written
+    return (
+        is_text
+        and (flag.metavar in FILES or flag.name == "model")
+        and not {flag.name, f"{verb} {flag.name}"} & NO_FILES.keys()
+        and not is_written
+    )
 
 
 def command(verb: str, flag: Flag) -> tuple[str, ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import sqlite3
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from tests.files.test_bounded_values import alias_bomb
 from tests.special_files import SPECIAL, special_file
 
+SECRET = "hunter2secret"
 RTL, HALF = "\u202egnp.\u2066x", "\\ud800"
 ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) select {} from n"
 NSYS_COLUMNS = "i as deviceId, i as start, i + 1 as end, 1 as demangledName"
@@ -160,6 +160,7 @@ INPUTS: dict[str, tuple[str, bytes | str | Callable[[Path], object]]] = {
     "a list of scalars": (".json", b'[1, "a", null, true, [], {}]'),
     "a list of lists": (".json", b"[[1, 2], [3]]"),
     "NaN": (".json", b'{"model": NaN, "gpu": [NaN, Infinity, -Infinity], "arrival_s": NaN}'),
+    "a number of 400 digits": (".json", b'{"gpu": "mine", "like": "l4", "tdp_w": ' + b"9" * 400 + b"}"),
     "a number of 5,000 digits": (".json", b'{"gpu": ' + b"9" * 5000 + b"}"),
     "half of a surrogate pair": (".json", f'{{"gpu": "{HALF}", "{HALF}": "{HALF}", "like": "l4"}}'),
     "text from right to left": (".json", json.dumps({"gpu": RTL, RTL: RTL, "model": "\x1b[2J\0"}, ensure_ascii=False)),
@@ -206,7 +207,9 @@ INPUTS: dict[str, tuple[str, bytes | str | Callable[[Path], object]]] = {
     "a program": (".py", b"import os\nos.system('touch pwned')\n"),
     "a page": (".html", b"<html><script>alert(1)</script></html>"),
     "an executable": ("", b"\x7fELF" + b"\0" * 999),
-    "/etc/passwd": ("", linked("/etc/passwd")),
+    "a file of secrets": ("", f"db.example:5432:prod:admin:{SECRET}\n"),
+    "secrets in JSON": (".json", json.dumps({"auths": {"registry.example": {"auth": SECRET}}, "list": [SECRET]})),
+    "/etc/shadow": ("", linked("/etc/shadow")),
     "/proc/self/mem": ("", linked("/proc/self/mem")),
     "/proc/kmsg": ("", linked("/proc/kmsg")),
     "a link to nothing": ("", linked("nowhere")),
@@ -215,24 +218,12 @@ INPUTS: dict[str, tuple[str, bytes | str | Callable[[Path], object]]] = {
 }  # fmt: skip
 
 
-def made_inputs(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Write each input into a folder of its own; yield its name and path, whose ending the door may replace."""
-    for number, (name, (ending, content)) in enumerate(INPUTS.items()):
-        place = folder / f"input{number}"
-        place.mkdir()
-        path = place / f"file{ending}"
-        if callable(content):
-            content(path)
-        else:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        yield name, path
-
-
-def as_ending(path: Path, ending: str) -> Path:
-    """Return an input under another ending: a link beside it."""
-    if path.suffix or not ending:
-        return path
-    other = path.with_name(path.name + ending)
-    if not os.path.lexists(other):
-        other.symlink_to(path.name)
-    return other
+def made(name: str, folder: Path, ending: str) -> Path:
+    """Write an input below a folder, and return its path; ``ending``: of an input that has none of its own."""
+    own, content = INPUTS[name]
+    path = folder / f"file{own or ending}"
+    if callable(content):
+        content(path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path

@@ -32,7 +32,7 @@ from kernelsight.models.config import read_config, read_config_file
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.given_facts import extend_gpus, give_host_overheads
 from kernelsight.scenario.grid import read_grid
-from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.scenario.launch.deployments import read_launch_line
 from kernelsight.scenario.plan import plan_rows
 from kernelsight.scenario.prices import read_prices
 from kernelsight.searching.cupy_measurer import read_launch

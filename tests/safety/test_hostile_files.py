@@ -1,4 +1,4 @@
-"""Files that a stranger wrote, given to every flag that reads one: one sentence, and none waits or fills the memory."""
+"""Files that a stranger wrote, of each form: one sentence, and none waits or fills the memory."""
 
 from __future__ import annotations
 
@@ -19,107 +19,8 @@ from tests.files.test_bounded_values import alias_bomb
 from tests.special_files import SPECIAL, special_file
 
 PREDICT = ("predict", "--gpu", "h100_sxm", "--phase", "decode", "--context-len", "9")
-NAMED = (*PREDICT, "--model", "qwen3-0.6b")
 SIMULATE = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4")
-LOAD = ("--request-rate", "2", "--num-prompts", "4", "--input-len", "9", "--output-len", "3")
-SIZE = (
-    "size",
-    "--model",
-    "qwen3-0.6b",
-    "--rate",
-    "1",
-    "--slo",
-    "ttft_p95:900",
-    "--input-len",
-    "9",
-    "--output-len",
-    "3",
-)
-COMPARE = ("compare", "--model", "qwen3-0.6b", "--gpu", "l4")
-FORECAST = ("search", "forecast", "--gpu", "l4", "--llm-url", "http://localhost:1", "--llm-model", "m")
-IMPORT = ("-o", "imported.parquet")
-# ending of a file, and the command that reads it where FILE stands
-READERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "model": ("", (*PREDICT, "--model", "FILE")),
-    "config.json": (".json", (*PREDICT, "--model", "FILE")),
-    "gpus": (".json", (*NAMED, "--gpus", "FILE")),
-    "gpus as CSV": (".csv", (*NAMED, "--gpus", "FILE")),
-    "host overheads": (".csv", (*NAMED, "--host-overheads", "FILE")),
-    "pack": (".parquet", (*NAMED, "--pack", "FILE")),
-    "launch": ("", (*PREDICT, "--launch", "@FILE")),
-    "calls": (".parquet", ("predict", "--gpu", "h100_sxm", "--calls", "FILE")),
-    "trace": (".csv", (*SIMULATE, "--trace", "FILE")),
-    "lengths": (".csv", (*SIMULATE, "--request-rate", "2", "--num-prompts", "4", "--lengths-from", "FILE")),
-    "correction": (".parquet", (*SIMULATE, *LOAD, "--correction", "FILE")),
-    "grid": (".json", ("sweep", "FILE")),
-    "grid as CSV": (".csv", ("sweep", "FILE")),
-    "grid as Parquet": (".parquet", ("sweep", "FILE")),
-    "prices": (".csv", (*SIZE, "--gpus", "l4", "--prices", "FILE")),
-    "gpus to size": (".csv", (*SIZE, "--gpus", "FILE")),
-    "log": (".jsonl", (*COMPARE, "--log", "FILE")),
-    "watched log": (".jsonl", (*COMPARE, "--log", "FILE", "--watch", "1")),
-    "state of a watch": (".json", (*COMPARE, "--log", "LOG", "--watch", "1", "--state", "FILE")),
-    "earlier log": (".jsonl", ("compare", "--log", "LOG", "--baseline", "FILE")),
-    "steps": (".jsonl", (*COMPARE, "--log", "LOG", "--steps", "FILE")),
-    "metrics": (".txt", (*COMPARE, "--log", "LOG", "--metrics", "FILE")),
-    "kernels": (".json", (*COMPARE, "--log", "LOG", "--kernels", "FILE")),
-    "runs": (".csv", ("backtest", "--runs", "FILE")),
-    "runs as Parquet": (".parquet", ("backtest", "--runs", "FILE")),
-    "own sweep": (".parquet", ("calibrate", "import", "parquet", "FILE", *IMPORT)),
-    "wheel": (".whl", ("calibrate", "import", "aiconfigurator", "FILE", *IMPORT)),
-    "sweep": (".parquet", ("calibrate", "fit", "--sweep", "FILE", *IMPORT)),
-    "suite": (".json", ("calibrate", "measure", "--suite", "FILE", *IMPORT)),
-    "tuner": (".json", ("search", "import", "kernel-tuner", "FILE", *IMPORT)),
-    "tuning parameters": (".json", ("search", "import", "parameters", "FILE", *IMPORT)),
-    "space": (".parquet", ("search", "run", "--space", "FILE", "--gpu", "a")),
-    "candidates": (".parquet", (*FORECAST, "--candidates", "FILE", "--measurements", "FILE")),
-    "saved run": (".duckdb", ("sql", "select 1", "--db", "FILE")),
-}
-FOLDERS_ARE_READ = (
-    "trace",
-    "lengths",
-    "model",
-    "config.json",
-    "log",
-    "earlier log",
-    "wheel",
-    "runs",
-    "runs as Parquet",
-)
 LOG = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n5,100,11,40,90\n"
-
-
-def filled(words: tuple[str, ...], path: Path) -> list[str]:
-    (path.parent / "log.csv").write_text(LOG)
-    places = {"LOG": str(path.parent / "log.csv"), "FILE": str(path), "@FILE": f"@{path}"}
-    return [places.get(word, word) for word in words]
-
-
-@pytest.mark.parametrize("kind", SPECIAL)
-@pytest.mark.parametrize("reader", READERS)
-def test_what_is_no_regular_file_is_refused(
-    reader: str, kind: str, tmp_path: Path, refusal: Callable, monkeypatch: pytest.MonkeyPatch, in_time: None
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ending, words = READERS[reader]
-    path = special_file(tmp_path / f"file{ending}", kind)
-    sentence = refusal(*filled(words, path))
-    assert str(path) in sentence
-    if not (kind == "folder" and reader in FOLDERS_ARE_READ):
-        assert SPECIAL[kind] in sentence or "it is not a file" in sentence
-
-
-@pytest.mark.parametrize("reader", [name for name, (ending, _) in READERS.items() if ending in (".json", "")])
-def test_text_that_is_endless_or_deep_is_refused(reader: str, tmp_path: Path, refusal: Callable, in_time: None) -> None:
-    ending, words = READERS[reader]
-    path = tmp_path / f"file{ending}"
-    with path.open("wb") as file:
-        file.truncate(1 << 42)
-    sentence = refusal(*filled(words, path))
-    assert "MiB" in sentence and str(path) in sentence
-    path.write_text('{"a":' * 5000)
-    sentence = refusal(*filled(words, path))
-    assert str(path) in sentence or (reader == "launch" and "starts no known server" in sentence)
 
 
 MANIFEST = """apiVersion: v1

@@ -12,7 +12,7 @@ from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 from kernelsight.scenario.launch.commands import launch_command
-from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.scenario.launch.deployments import read_launch_line
 from kernelsight.scenario.scenario_rows import normalise
 
 

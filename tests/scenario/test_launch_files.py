@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.launch.lines import read_launch_line, with_launch_line
+from kernelsight.scenario.launch.deployments import read_launch_line, with_launch_line
 
 HIDDEN = "H1DDENx9"
 LINES = {

@@ -25,8 +25,8 @@ from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.measured import correct, has_correction, kernels_of
 from kernelsight.fitting.metrics import score
 from kernelsight.fitting.splits import shape_columns
-from kernelsight.fitting.sweep_files import version_key
 from kernelsight.fitting.training import training_rows
+from kernelsight.kernels.engine_versions import version_key
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import group_of, measured_half_widths, spread
 from kernelsight.kernels.kernel_constants import rows_of_part
@@ -71,7 +71,8 @@ def version_rows(
     key = [*kernel, "math", "distribution", *shape_columns(family)]
     earlier_rows = pl.from_arrow(earlier.select([*key, "engine_version", "latency_us"]))
     ages = {
-        version: age for age, version in enumerate(sorted(earlier_rows["engine_version"].unique(), key=version_key))
+        version: age
+        for age, version in enumerate(sorted(earlier_rows["engine_version"].unique().sort(), key=version_key))
     }
     age = pl.col("engine_version").replace_strict(ages, return_dtype=pl.Int64)
     newest = pl.col("latency_us").filter(age == age.max()).median()

@@ -10,7 +10,7 @@ from typing import Any
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.budget import ROWS
-from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.scenario.launch.deployments import read_launch_line
 
 CAMPAIGN = "inference_perf"
 STAGES = "stage_*_lifecycle_metrics.json"

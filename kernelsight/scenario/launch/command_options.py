@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,11 +32,14 @@ class Setting(NamedTuple):
     of_file: bool = False
 
 
-def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool = False) -> Iterator[Setting]:
+def read_options(
+    words: list[str], takes: Takes, folder: Path, read_files: bool = False, texts: Mapping[str, str] | None = None
+) -> Iterator[Setting]:
     """Yield the settings of a command's words; a word that belongs to no option is the setting MODEL.
 
-    ``folder``: folder of the files that options name; ``read_files``: whether they may be read. InvalidInput: an option
-    without its value, JSON that cannot be read, or a file that exists and may not be read.
+    ``folder``: folder of the files that options name; ``read_files``: whether they may be read; ``texts``: files that
+    the text of the command holds itself. InvalidInput: an option without its value, JSON that cannot be read, or a file
+    that exists and may not be read.
     """
     index = 0
     while index < len(words):
@@ -75,7 +79,8 @@ def read_options(words: list[str], takes: Takes, folder: Path, read_files: bool 
         elif name == "--compilation-config" and value.isdigit():  # and a number here was its level
             name, kind = "-O", "value"
         if kind == "file":
-            yield from _of_file(name, value, word, folder, takes, read_files)
+            own = (texts or {}).get(Path(value).name)
+            yield from _of_file(name, value, word, folder, takes, read_files, own)
         else:
             yield from _valued(name, value, word, kind, takes)
 
@@ -89,16 +94,16 @@ def _valued(name: str, value: str, word: str, kind: str | None, takes: Takes) ->
         fields = parse_json(value, lambda problem: InvalidInput(f"{name} of the launch line {problem}."))
         if not isinstance(fields, Mapping):
             raise InvalidInput(f"{name} of the launch line is no JSON object; give its fields.")
-        yield from _nested(name, fields, takes)
+        yield from nested(name, fields, takes)
     else:
         yield Setting(name, value, word)
 
 
-def _nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
+def nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
     """Yield the fields of a JSON or YAML object as options with dots, down to those that ``engine_flags`` knows."""
     if isinstance(value, Mapping) and value and takes(name) in ("json", None):
         for field, inner in value.items():
-            yield from _nested(f"{name}.{field}", inner, takes)
+            yield from nested(f"{name}.{field}", inner, takes)
         return
     if isinstance(value, list):
         text = " ".join(str(item) for item in value) or "[]"
@@ -109,16 +114,20 @@ def _nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
     yield Setting(name, text, f"{name} {text}")
 
 
-def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_files: bool) -> Iterator[Setting]:
+def _of_file(
+    name: str, value: str, word: str, folder: Path, takes: Takes, read_files: bool, own: str | None
+) -> Iterator[Setting]:
     """Yield the settings of a YAML file of options; the option itself where the file does not exist.
 
-    Only the file and names of known options are shown: a pasted line may name any file of this machine.
+    ``own``: the file's text, if the text of the command holds it. Only the file and names of known options are shown: a
+    pasted line may name any file of this machine.
     """
-    path = next((path for path in (folder / value, Path(value)) if path.exists()), None)
+    found = next((path for path in (folder / value, Path(value)) if os.path.exists(path)), None)
+    path = Path(value) if own else found
     if path is None:
         yield Setting(name, value, word)
         return
-    if not read_files:
+    if not read_files and not own:
         raise InvalidInput(
             f"{name} of the launch line names the file {value}, which is not read without --read-launch-files; add "
             f"that flag, or take {name} out of the line."
@@ -128,10 +137,10 @@ def _of_file(name: str, value: str, word: str, folder: Path, takes: Takes, read_
         without_content = _PROBLEM.sub(r"\1)", problem)
         return InvalidInput(f"{path} of {name} {without_content}; give one `name: value` a line.")
 
-    fields = next(iter(parse_yaml(read_text(path, refuse), refuse, OPTIONS)), None)
+    fields = next(iter(parse_yaml(own or read_text(path, refuse), refuse, OPTIONS)), None)
     if not isinstance(fields, Mapping):
         raise refuse("has no options")
     for number, (field, inner) in enumerate(fields.items(), start=1):
-        for setting in _nested(f"--{field}", inner, takes):
+        for setting in nested(f"--{field}", inner, takes):
             shown = setting.name if takes(setting.name) else f"option {number}"
             yield setting._replace(words=f"{value}: {shown}", of_file=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.numbers import is_number
 from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def kv_connector(reading: Reading, option: Option, setting: Setting, value: str)
     extra = fields.get("kv_connector_extra_config")
     size = extra.get("cpu_bytes_to_use") if isinstance(extra, dict) else None
     name = fields.get("kv_connector")
-    if name in OFFLOADING and isinstance(size, int | float) and not isinstance(size, bool) and size >= 0:
+    if name in OFFLOADING and is_number(size) and size >= 0:
         _add(reading, option, setting, f"host:{size:.0f}")
     elif name in SIZED_ELSEWHERE:
         reading.ignore(setting, "none", "the sizes of its tiers are variables of the environment, or in its own file")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.redaction import REDACTED
-from kernelsight.scenario.flag_values import typed_value
-from kernelsight.scenario.flags import FLAGS
-from kernelsight.scenario.launch.command_options import Setting, read_options
+from kernelsight.scenario.launch.command_options import Setting, nested, read_options
 from kernelsight.scenario.launch.engine_options import FALSE, TRUE, UNKNOWN, Option, find_option, find_variable, options
 from kernelsight.scenario.launch.reading import Reading, Word
-from kernelsight.scenario.launch.rules import RULES
-from kernelsight.scenario.launch.server_commands import Command, read_commands
+from kernelsight.scenario.launch.rules import RULES, is_known_model
+from kernelsight.scenario.launch.server_commands import Command
 
 # similarity of names that differ by a letter or two: most likely a typing error
 NEAR = 0.9
@@ -39,6 +38,7 @@ ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 class LaunchLine(NamedTuple):
     """A launch line that was read: the engine, the flags that it sets, and every word of it with its effect.
 
+    >>> from kernelsight.scenario.launch.deployments import read_launch_line
     >>> line = read_launch_line("vllm serve Qwen/Qwen3-8B -tp 2 --max-model-len 16k --port 80")
     >>> line.flags
     {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 2, 'max_model_len': 16000}
@@ -64,6 +64,12 @@ class LaunchLine(NamedTuple):
         """Return the line as ``--format json`` prints it."""
         return {"engine": self.engine, "flags": self.flags, "words": [word._asdict() for word in self.words]}
 
+    @property
+    def assumed(self) -> list[str]:
+        """A sentence for each flag that the line does not state, but that is taken from another word of it."""
+        used = [word for word in self.words if word.effect == "used" and (word.reason or "").startswith("assumed: ")]
+        return [f"{word.flag} {word.value}: {word.reason.removeprefix('assumed: ')}" for word in used]
+
     def notes(self) -> list[str]:
         """Return a line of text for each effect of words: used, overridden, ignored and why."""
         return list(self._notes().values())
@@ -71,6 +77,7 @@ class LaunchLine(NamedTuple):
     def short_notes(self) -> list[str]:
         """Return at most three of these lines, cut, words that may change times first, and the number of words.
 
+        >>> from kernelsight.scenario.launch.deployments import read_launch_line
         >>> line = read_launch_line("vllm serve Qwen/Qwen3-8B -tp 2 --port 80")
         >>> line.short_notes() == sorted(line.notes(), key=line.notes().index)
         True
@@ -116,39 +123,26 @@ def _used(words: tuple[Word, ...]) -> str:
 
 # rules that depend on flags which other rules set, in their order
 LATE = {"kv_tier": 1, "attention_dp": 2}
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+ASSUMED_NAME = "the path or name of the weights is no known model"
 
 
-def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
-    """Return the flags of a launch line of vLLM, SGLang or TensorRT-LLM, and the effect of each of its words.
-
-    ``text``: a line, a script or a manifest, or ``@FILE`` with one; secrets are redacted. ``read_files``: read the
-    files of options that it names, such as ``--config``. Two commands, for prefill and decode replicas, become one
-    disaggregated deployment. InvalidInput: it starts no known server or several, an option has no value or one out of
-    range, or a file that it names exists and is not read.
-    """
-    commands = read_commands(text)
-    if len(commands) == 1:
-        return _read_command(commands[0], read_files, "replicas")
-    roles = {_role(command): command for command in commands}
-    if len(commands) == 2 and set(roles) == {"prefill", "decode"}:
-        return _disaggregated(
-            *(_read_command(roles[name], read_files, f"{name}_replicas") for name in ("prefill", "decode"))
-        )
-    raise InvalidInput(
-        f"the launch text starts {len(commands)} servers; give one, or the prefill and the decode replicas of one "
-        "disaggregated deployment."
-    )
-
-
-def _read_command(command: Command, read_files: bool, replicas: str) -> LaunchLine:
-    """Return the launch line of one command; ``replicas``: the flag that a manifest's number of replicas sets."""
-    reading = Reading(command.engine)
+def read_command(command: Command, read_files: bool = False, replicas: str = "replicas") -> LaunchLine:
+    """Return the launch line of one command; ``replicas``: the flag that its number of replicas sets."""
+    reading, role = Reading(command.engine), command.role
 
     def takes(name: str) -> str | None:
         option = find_option(command.engine, name)
         return option.takes if option else None
 
-    for setting in read_options(command.words, takes, command.folder, read_files):
+    settings = [
+        setting
+        for name, value in command.options
+        if value is not None or command.engine == "trtllm"
+        for setting in nested(name if name[:1] == "-" or name == "MODEL" else f"--{_spelled(name)}", value, takes)
+    ]
+    settings += read_options(command.words, takes, command.folder, read_files, command.texts)
+    for setting in _with_known_model(command, settings, reading):
         _apply(reading, setting)
     # after all options are read: attention replicas divide sizes that other options set
     for option, setting, value in sorted(reading.pending, key=lambda pending: LATE.get(pending[0].rule or "", 0)):
@@ -157,9 +151,9 @@ def _read_command(command: Command, read_files: bool, replicas: str) -> LaunchLi
         reading.use(
             Setting("image", command.version, f"image tag {command.version}"), "engine_version", command.version
         )
-    for selector in command.selectors:
-        _use_selector(reading, selector)
-    if command.replicas is not None:
+    for label, name in role.facts.get("gpu", ()):
+        _use_gpu(reading, label, name)
+    if role.facts.get("replicas") is not None:
         _use_replicas(reading, command, replicas)
     for name, value in command.environment.items():
         option = find_variable(command.engine, name)
@@ -172,9 +166,48 @@ def _read_command(command: Command, read_files: bool, replicas: str) -> LaunchLi
             continue
         effect = (option.effect, option.reason) if option else ("unknown", UNKNOWN)
         reading.ignore(setting, *effect)
-    for words, reason in command.around:
-        reading.ignore(Setting("", "", words), "none", reason)
+    for words, effect, reason in command.around:
+        reading.ignore(Setting("", "", words), effect, reason)
     return LaunchLine(command.engine, reading.flags, tuple(reading.words))
+
+
+def _spelled(name: str) -> str:
+    """Return the name of a field as an option is spelled: maxModelLen is max-model-len."""
+    return name if "_" in name or "-" in name else _CAPITAL.sub("-", name).lower()
+
+
+def _with_known_model(command: Command, settings: Sequence[Setting], reading: Reading) -> list[Setting]:
+    """Return the settings; the first model that is known replaces one that is not: weights are mounted under paths.
+
+    Models are stated by options, by the form of the file, and by the names that the server answers to.
+    """
+    stated, served = command.role.facts.get("model"), command.role.facts.get("served_model")
+    of_options = [
+        item for item in settings if (found := find_option(command.engine, item.name)) and found.flag == "model"
+    ]
+    names = [setting.value for setting in of_options[:1]] + [name for name in (stated,) if name]
+    answers = [
+        name for item in settings if item.name.replace("_", "-") == "--served-model-name" for name in item.value.split()
+    ]
+    answers += [served] if served else []
+    if len(names) + len(answers) == 0 or (names and not answers and of_options and not stated):
+        return list(settings)
+    candidates = [*names, *answers]
+    known = next((name for name in candidates if is_known_model(name)), candidates[0])
+    if of_options and known == of_options[0].value:
+        return list(settings)
+    assumed = ASSUMED_NAME if known in answers and names and known != candidates[0] else None
+    kept = []
+    for setting in settings:
+        if setting in of_options:
+            reading.ignore(setting, "overridden", f"{ASSUMED_NAME}: {known} is predicted")
+        else:
+            kept.append(setting)
+    label = "served model name" if known in answers else "model"
+    if "$" in known:
+        raise InvalidInput(f"the model of the launch text, {known}, has a variable without a value; put it in.")
+    reading.use(Setting("model", known, f"{label} {known}"), "model", known, assumed and f"assumed: {assumed}")
+    return kept
 
 
 def _refuse_typing_error(engine: str, setting: Setting) -> None:
@@ -241,12 +274,13 @@ def _values_understood(option: Option) -> str:
     return ", ".join(reversed(first_spelling.values()))
 
 
-def _use_selector(reading: Reading, selector: str) -> None:
-    """Set the flag gpu from a node selector, if it names a GPU."""
+def _use_gpu(reading: Reading, label: str, name: str) -> None:
+    """Set the flag gpu from a node selector or another field, if it names a GPU; ``gpu:h100:8`` does too."""
     from kernelsight.scenario.gpu_names import find_gpu
 
-    setting = Setting("nodeSelector", selector, f"nodeSelector {selector}")
-    gpu_name = find_gpu(selector)
+    setting = Setting(label, name, f"{label} {name}")
+    parts = [name, *name.split(":"), name.partition("gpu-")[2].partition(":")[0]]
+    gpu_name = next((found for part in parts if part and (found := find_gpu(part))), None)
     if gpu_name is None:
         reading.ignore(setting, "none", "names no known GPU")
     else:
@@ -255,11 +289,10 @@ def _use_selector(reading: Reading, selector: str) -> None:
 
 def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
     """Set the number of replicas; the pods of a server on several nodes are one replica."""
-    replicas = command.replicas
+    replicas = command.role.facts["replicas"]
     setting = Setting("replicas", str(replicas), f"replicas: {replicas}")
-    words = " ".join(command.words).replace("=", " ").split()
-    nodes = words[words.index("--nnodes") + 1] if "--nnodes" in words[:-1] else "1"
-    number = int(replicas) if str(replicas).isdecimal() else 0
+    nodes = "1" if command.role.facts.get("nodes") else command.after("--nnodes") or "1"
+    number = int(replicas) if str(replicas).isdecimal() and len(str(replicas)) < 10 else 0
     if not number or not nodes.isdecimal() or number % (int(nodes) or 1):
         reading.ignore(
             setting, "not_modelled", "no number of servers: one is predicted; state --replicas beside the line"
@@ -268,67 +301,3 @@ def _use_replicas(reading: Reading, command: Command, flag: str) -> None:
         reading.use(setting, flag, number // int(nodes), f"each server has {nodes} of them as its nodes")
     else:
         reading.use(setting, flag, number, "requests go to them in turn, unless --router is stated")
-
-
-def _role(command: Command) -> str | None:
-    """Return "prefill" or "decode" by a command's disaggregation options, or None."""
-    text = " ".join(command.words).lower()
-    roles = {
-        "prefill": ("--disaggregation-mode prefill", "kv_producer", "--server_role context"),
-        "decode": ("--disaggregation-mode decode", "kv_consumer", "--server_role generation"),
-    }
-    text = text.replace("=", " ")
-    return next((role for role, signs in roles.items() if any(sign in text for sign in signs)), None)
-
-
-def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:
-    """Return one launch line from those of prefill and decode replicas: decode flags, and prefill flags that differ."""
-    if prefill.engine != decode.engine:
-        raise InvalidInput("the prefill and the decode replicas of the launch text are of different engines; give one.")
-    flags = dict(decode.flags)
-    for name, line in (("prefill_replicas", prefill), ("decode_replicas", decode)):
-        flags[name] = line.flags.get(name, 1)
-    words = [word._replace(words=f"decode: {word.words}") for word in decode.words if not _states_role(word)]
-    for word in prefill.words:
-        prefill_flag = f"prefill_{word.flag}"
-        prefill_word = word._replace(words=f"prefill: {word.words}")
-        if word.effect != "used" or word.flag in ("engine", "model", "prefill_replicas"):
-            words += [] if _states_role(word) else [prefill_word]
-        elif prefill_flag in FLAGS:
-            flags[prefill_flag] = word.value
-            words.append(prefill_word._replace(flag=prefill_flag))
-        elif decode.flags.get(word.flag) == word.value:
-            words.append(prefill_word._replace(reason="as for the decode replicas"))
-        else:
-            reason = "the prefill replicas take this from the decode replicas"
-            words.append(prefill_word._replace(effect="not_modelled", reason=reason))
-    return LaunchLine(decode.engine, flags, tuple(words))
-
-
-def _states_role(word: Word) -> bool:
-    return word.words.startswith(("--disaggregation-mode", "--kv-transfer-config", "--server_role"))
-
-
-def with_launch_line(
-    flags: Mapping[str, Any], lines_read: dict[tuple[str, bool], LaunchLine] | None = None
-) -> dict[str, Any]:
-    """Return flags with the flag ``launch`` replaced by the flags of its line; explicit flags have precedence.
-
-    The flag ``read_launch_files``: read files that the line names. ``lines_read``: cache of lines by their text and
-    this flag.
-
-    >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
-    {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
-    """
-    explicit_flags = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
-    text, read_files = flags.get("launch"), typed_value("read_launch_files", flags.get("read_launch_files") or False)
-    if text is None:
-        if read_files:
-            raise InvalidInput("read_launch_files needs launch, the line that names the files; give both, or neither.")
-        return explicit_flags
-    if not isinstance(text, str):
-        raise InvalidInput(f"launch is of type {type(text).__name__}; give a launch line as text, or @FILE.")
-    lines = {} if lines_read is None else lines_read
-    if (text, read_files) not in lines:
-        lines[text, read_files] = read_launch_line(text, read_files)
-    return lines[text, read_files].flags | {name: value for name, value in explicit_flags.items() if value is not None}

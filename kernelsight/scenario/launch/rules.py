@@ -33,6 +33,13 @@ def _quantization(reading: Reading, option: Option, setting: Setting, value: str
         reading.use(setting, option.flag, value, "weights are quantised while they are loaded")
 
 
+def is_known_model(name: str) -> bool:
+    """Return whether a name is a model of the catalogue, a variant of one, or a folder or file with a config."""
+    from kernelsight.models.model_names import is_quantised
+
+    return "$" not in name and _is_quantised(is_quantised, name) is not None
+
+
 def _is_quantised(is_known: Callable[[str], bool], model: str) -> bool | None:
     """Return whether a model's checkpoint is quantised; None: the model is not known."""
     try:

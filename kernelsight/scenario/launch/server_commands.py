@@ -1,35 +1,23 @@
-"""Finds the commands that start an inference server in shell lines and scripts, docker run lines and YAML manifests."""
+"""Finds the commands that start an inference server in shell text, docker run lines and deployment files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
-from kernelsight.files.redaction import (
-    REDACTED,
-    names_secret,
-    redacted_text,
-    redacted_variable,
-    redacted_words,
-)
-from kernelsight.files.shell_words import MOST_CHARACTERS, split_commands
-from kernelsight.scenario.launch.manifests import read_manifest
+from kernelsight.files.redaction import redacted_words
+from kernelsight.scenario.launch.documents import other_text, plain_text
+from kernelsight.scenario.launch.engine_options import find_option, options
+from kernelsight.scenario.launch.programs import Program, program_of_image, program_of_words
+from kernelsight.scenario.launch.shapes import Role, read_roles
+from kernelsight.scenario.launch.shell_scripts import Script
 
 ENGINES = ("vllm", "sglang", "trtllm")
-# modules (python -m), and scripts of the same name
-MODULES = {
-    "vllm.entrypoints.openai.api_server": "vllm",
-    "vllm.entrypoints.api_server": "vllm",
-    "vllm.entrypoints.cli.main": "vllm",
-    "sglang.launch_server": "sglang",
-    "tensorrt_llm.commands.serve": "trtllm",
-}
-PROGRAMS = {"vllm": "vllm", "sglang": "sglang", "trtllm-serve": "trtllm"}
-IMAGES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trtllm": "trtllm"}
 INSTEAD = "give a file or line with the server's own command or manifest"
 SHELLS = ("sh", "bash", "zsh", "dash")
 MOST_NESTED = 4  # shells within shells; the quotes of each make the text up to three times as long
@@ -38,27 +26,42 @@ DOCKER_SWITCHES = frozenset(
     "--rm -i -t -d -it -ti -dit -itd --interactive --tty --detach --privileged --init --read-only -P --publish-all "
     "--no-healthcheck --oom-kill-disable --quiet -q".split()
 )
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]{0,300}))?\}|\$\((\w+)\)|\$(\w+)")
-_MANIFEST = re.compile(r"^[ \t]*(?:-[ \t]*)?(apiVersion|containers|services|spec):", re.MULTILINE)
-_VERSION = re.compile(r"v?(\d+\.\d+[\w.]*)")
+OWN_TAG, OTHER_TAG = "the engine's version is that of its tag", "its tag says nothing of the engine's version"
+NOT_HERE = "the command of its container is not in the file"
 
 
 class Command(NamedTuple):
-    """A command that starts a server."""
+    """A command that starts a server.
+
+    ``program``: what it starts; ``role``: what the documents say of the part of the deployment that it serves.
+    """
 
     engine: str
     words: list[str]  # after the program
     environment: dict[str, str]
     version: str | None = None  # by the tag of its image
-    around: tuple[tuple[str, str], ...] = ()  # (words that are no option of the engine, why they are ignored)
-    selectors: tuple[str, ...] = ()  # of the nodes in a manifest, such as names of GPUs or instances
-    replicas: int | str | None = None  # of a manifest; may be a variable
+    around: tuple[tuple[str, str, str], ...] = ()  # (words that are no option of the engine, effect, why)
     folder: Path = Path()  # of the files that it names
+    program: Program | None = None
+    options: tuple[tuple[str, Any], ...] = ()  # settings that are no words, such as fields of YAML
+    texts: Mapping[str, str] = MappingProxyType({})
+    image: str = ""
+    role: Role = Role({})
+
+    def after(self, option: str) -> str | None:
+        """Return the word after an option, or after its equals sign."""
+        words = [part for word in self.words for part in (word.split("=", 1) if word.startswith("-") else [word])]
+        return next((words[n + 1] for n, word in enumerate(words[:-1]) if word.replace("_", "-") == option), None)
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a further node of a server that another command starts."""
+        rank = self.after("--node-rank")
+        return "--headless" in self.words or (rank is not None and rank != "0")
 
 
 def read_commands(text: str) -> list[Command]:
-    """Return the server commands in a text: a shell line or script, docker run, a YAML manifest, or ``@file`` with one.
+    """Return the server commands of shell text, docker run, a deployment file, or ``@file`` with one.
 
     InvalidInput: the file cannot be read, a quotation is not closed, or no command starts a known server.
 
@@ -79,131 +82,173 @@ def commands_in(text: str, origin: str) -> list[Command]:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"{origin} {problem}; {INSTEAD}.")
 
-    if _MANIFEST.search(text):
-        commands = [command for document in read_manifest(text, refuse) for command in _containers(document, {})]
-    else:
-        commands = list(_of_shell(text, {}))
-    if not commands:
-        raise InvalidInput(
-            "the launch line starts no known server; give a line with `vllm serve`, `sglang "
-            "serve`, `python -m sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with "
-            "a Kubernetes manifest."
+    plain = plain_text(text)
+    other = other_text(plain)
+    roles = [] if other else read_roles(plain, refuse, engine_of_options)
+    found = [command for role in roles for command in _of_role(role)]
+    servers = [command for command in found if command.engine in ENGINES]
+    if not servers:
+        raise InvalidInput(_no_server(found, roles, other))
+    others = [command for command in found if command.engine not in ENGINES]
+    notes = [(_named(command), "none", f"{command.program.title}: not simulated") for command in others]
+    notes += [("typographic quotes or dashes", "none", "read as plain ones")] if plain != text else []
+    started = {id(command.role) for command in found}
+    notes += [
+        (".".join(role.names) or "a service", "none", _why_none(role)) for role in roles if id(role) not in started
+    ]
+    first, *rest = servers
+    return [first._replace(around=(*first.around, *notes)), *rest]
+
+
+def _named(command: Command) -> str:
+    return ".".join(command.role.names) or command.program.name
+
+
+def _why_none(role: Role) -> str:
+    if role.facts.get("enabled") is False:
+        return "it is switched off"
+    program = program_of_image(str(role.facts.get("image", "")))[0]
+    return f"{NOT_HERE}: no server is read from it" if program else "starts no inference server"
+
+
+def _no_server(found: Sequence[Command], roles: Sequence[Role], other: Mapping[str, Any] | None) -> str:
+    """Return the sentence for a text without a known server: another engine is named."""
+    title = other["title"] if other else None
+    taken = ""
+    for command in found[:1]:
+        title = command.program.title
+        stated = (_all_words(command), command.environment, command.image)
+        names = (("--model", command.program.model), ("-tp", command.program.shards))
+        values = ((option, command.program.stated(names_of, *stated)) for option, names_of in names)
+        taken = " ".join(f"{option} {value}" for option, value in values if value)
+    if title:
+        return (
+            f"the launch text starts {title}, which is not simulated; take its model and shards over: give "
+            f"{taken or '--model NAME -tp N'} with --engine vllm, sglang or trtllm in place of --launch."
         )
-    return commands
+    hidden = next((role for role in roles if program_of_image(str(role.facts.get("image", "")))[0]), None)
+    reason = f" ({'.'.join(hidden.names) or 'image'}: {NOT_HERE})" if hidden else ""
+    return (
+        f"the launch line starts no known server{reason}; give a line with `vllm serve`, `sglang serve`, `python -m "
+        "sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with a deployment file, such "
+        "as a Kubernetes manifest."
+    )
 
 
-def _of_shell(text: str, environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
+def _all_words(command: Command) -> list[str]:
+    """Return the words of another engine; the first one after its verbs follows MODEL."""
+    verbs = (command.program.model or "").partition("MODEL")[2].split()
+    words = [word for word in command.words if word not in verbs]
+    return ["MODEL", *words] if command.program.model and command.program.model.startswith("MODEL") else words
+
+
+def engine_of_options(fields: Mapping[str, Any]) -> str | None:
+    """Return the engine whose options a mapping holds, as the files of --config do; None: of no engine.
+
+    >>> engine_of_options({"model": "m", "max-num-seqs": 8}), engine_of_options({"kv_cache_config": {}})
+    ('vllm', 'trtllm')
+    """
+    names = [f"--{str(name).replace('_', '-')}" for name in list(fields)[:1000]]
+    known = {engine: sum(name in options(engine) for name in names) for engine in ENGINES}
+    engine = max(ENGINES, key=lambda name: known[name])
+    has_model = any(isinstance(fields.get(name), str) for name in ("model", "model-path", "model_path"))
+    return engine if known[engine] >= 1 + has_model and known[engine] * 2 >= len(names) else None
+
+
+def _of_role(role: Role) -> Iterator[Command]:
+    """Yield the server commands of a role of a deployment."""
+    stated = role.facts
+    if stated.get("enabled") is False:
+        return
+    renamed = stated.get("renamed", {})
+    entrypoint = stated.get("entrypoint", [])
+    words = [_renamed(word, renamed) for word in (*entrypoint, *stated.get("arguments", ()))]
+    image = str(stated.get("image", ""))
+    if stated.get("tag") and ":" not in image.rpartition("/")[2]:
+        image = f"{image}:{stated['tag']}"
+    notes = role.notes
+    if "shell" in stated:
+        commands = list(_of_shell(str(stated["shell"]), role.environment, role.variables))
+    else:
+        commands = list(_of_container(image, words, role.environment, texts=role.texts, own_start=bool(entrypoint)))
+    engine = stated.get("engine")
+    if not commands and engine and (not words or words[0].startswith("-")) and "shell" not in stated:
+        commands = [Command(engine, words, dict(role.environment))]
+    if image and "shell" not in stated:
+        version = program_of_image(image)[1]
+        notes = ((f"image {image}", "none", OWN_TAG if version else OTHER_TAG), *notes)
+    for command in commands:
+        version = command.version or (stated["tag"].lstrip("v") if stated.get("tag_is_engine") else None)
+        yield command._replace(
+            role=role,
+            options=(*command.options, *role.options),
+            around=(*notes, *command.around),
+            texts={**role.texts, **command.texts},
+            image=command.image or image,
+            version=version,
+        )
+
+
+def _renamed(word: str, renamed: Mapping[str, str]) -> str:
+    name, equals, value = word.partition("=")
+    return f"{renamed.get(name, name)}{equals}{value}"
+
+
+def _of_shell(
+    text: str, environment: Mapping[str, str], variables: Mapping[str, str] | None = None, depth: int = 0
+) -> Iterator[Command]:
     """Yield the server commands of a shell script; assignments and exports hold for later commands.
 
-    ``depth``: number of shells around it. InvalidInput: more than MOST_NESTED.
+    ``environment``: variables of its programs; ``variables``: others; ``depth``: number of shells around it.
+    InvalidInput: more than MOST_NESTED.
     """
     if depth > MOST_NESTED:
         raise InvalidInput(
             f"the launch line has shells within shells, more than {MOST_NESTED} deep; give the command of the "
             "innermost one."
         )
-    variables = dict(environment)
-    characters = MOST_CHARACTERS
-    for words in split_commands(text):
-        words = expanded_words(words, variables, characters)
-        characters -= sum(map(len, words))
+    script = Script(environment, variables or {})
+    for words in script.commands(text):
         words = redacted_words(words)
-        if words and words[0].startswith(
-            "-"
-        ):  # no shell runs an option: without this error the server would be predicted without it
+        if words[0].startswith("-"):  # no shell runs an option: without this error it would be predicted without it
             raise InvalidInput(
                 f"{words[0]} begins a line of its own in the launch line: the line before ends without a backslash, or "
                 "with something after it; end that line with a backslash, or put all on one line."
             )
-        if words and words[0] in ("export", "set", "declare"):
-            words = words[1:]
-        assigned, words = _leading_assignments(words)
-        if not words:
-            variables |= assigned
-            continue
-        yield from _of_words(words, variables | assigned, depth)
+        assigned, words = script.assigned(words)
+        if words:
+            for command in _of_words(words, script.environment | assigned, depth, script.variables):
+                yield command._replace(texts={**script.files, **command.texts})
 
 
-def _leading_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    count = next((index for index, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
-    return dict(word.split("=", 1) for word in words[:count]), list(words[count:])
-
-
-def expanded(word: str, environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> str:
-    """Return a word with the variables of an environment expanded; unknown ones stay. InvalidInput: too long.
-
-    >>> expanded("${MODEL:-none}/$SIZE/$OTHER", {"SIZE": "8b"})
-    'none/8b/$OTHER'
-    """
-
-    def value(match: re.Match) -> str:
-        name, default = match[1] or match[3] or match[4], match[2]
-        if default and name not in environment and names_secret(name, variable=True):
-            return REDACTED
-        return environment.get(name, match[0] if default is None else default)
-
-    def bounded(match: re.Match) -> str:
-        nonlocal most
-        filled = value(match)
-        most -= len(filled)
-        if most < 0:
-            raise InvalidInput(f"the variables of the launch line make it longer than {MOST_CHARACTERS:,} characters.")
-        return filled
-
-    return _VARIABLE.sub(bounded, word)
-
-
-def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> list[str]:
-    """Return words with variables expanded; InvalidInput for more than ``most`` characters: expansion may explode.
-
-    >>> expanded_words(["$A$A", "c"], {"A": "ab"})
-    ['abab', 'c']
-    """
-    filled = []
-    for word in words:
-        filled.append(expanded(word, environment, most))
-        most -= len(filled[-1])
-    return filled
-
-
-def _of_words(words: list[str], environment: Mapping[str, str], depth: int = 0) -> Iterator[Command]:
+def _of_words(
+    words: list[str], environment: Mapping[str, str], depth: int = 0, variables: Mapping[str, str] | None = None
+) -> Iterator[Command]:
     """Yield the server command in the words of one simple command, also within docker run, a shell or a wrapper."""
-    if words[0] in ("docker", "podman", "nerdctl") and "run" in words:
-        yield from _of_docker(words, environment, depth)
+    start = next((n for n, word in enumerate(words) if Path(word).name in ("docker", "podman", "nerdctl")), len(words))
+    if "run" in words[start:]:
+        for command in _of_docker(words[start:], environment, depth):
+            yield command._replace(around=(*_wrapping(words[:start]), *command.around))
         return
     for index, word in enumerate(words):
         if Path(word).name in SHELLS and index + 1 < len(words):
             inner = next((index + 2 + n for n, w in enumerate(words[index + 1 :]) if re.fullmatch(r"-\w*c", w)), None)
             if inner is not None and inner < len(words):
-                for command in _of_shell(words[inner], environment, depth + 1):
+                for command in _of_shell(words[inner], environment, variables, depth + 1):
                     yield command._replace(around=(*_wrapping(words[:index]), *command.around))
                 return
             break  # a later shell has no -c either
-    program = _program(words)
-    if program is None:
+    found = program_of_words(words)
+    if found is None:
         return
-    engine, program_start, options_start = program
-    assigned, wrapping = _leading_assignments([word for word in words[:program_start] if word != "env"])
-    yield Command(engine, words[options_start:], {**environment, **assigned}, around=tuple(_wrapping(wrapping)))
+    program, program_start, options_start = found
+    assigned, wrapping = Script.leading([word for word in words[:program_start] if word != "env"])
+    around = tuple(_wrapping(wrapping))
+    yield Command(program.engine, words[options_start:], {**environment, **assigned}, around=around, program=program)
 
 
-def _wrapping(words: Sequence[str]) -> list[tuple[str, str]]:
-    return [(" ".join(words), "starts the server: no step takes longer")] if words else []
-
-
-def _program(words: Sequence[str]) -> tuple[str, int, int] | None:
-    """Return (engine, index of its program, index of its first option) in words, or None."""
-    for index, word in enumerate(words):
-        module = word.removesuffix(".py").replace("/", ".")
-        engine = MODULES.get(word) or next((e for name, e in MODULES.items() if module.endswith("." + name)), None)
-        if engine:
-            start = index - 2 if index > 1 and words[index - 1] == "-m" else max(index - 1, 0)
-            return engine, start, index + 1 + (list(words[index + 1 : index + 2]) == ["serve"])
-        engine = PROGRAMS.get(Path(word).name)
-        following = words[index + 1] if index + 1 < len(words) else ""
-        if engine and (following == "serve" or engine == "trtllm"):
-            return engine, index, index + 1 + (following == "serve")
-    return None
+def _wrapping(words: Sequence[str]) -> list[tuple[str, str, str]]:
+    return [(" ".join(words), "none", "starts the server: no step takes longer")] if words else []
 
 
 def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> Iterator[Command]:
@@ -220,78 +265,53 @@ def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> 
         elif option == "--entrypoint":
             entrypoint = [value]
         else:
-            around.append((f"{option} {value}".strip(), "option of the container: no step takes longer"))
+            around.append((f"{option} {value}".strip(), "none", "option of the container: no step takes longer"))
         index += 1
     if index < len(words):
-        yield from _of_container(words[index], [*entrypoint, *words[index + 1 :]], variables, around, depth)
+        image, words = words[index], [*entrypoint, *words[index + 1 :]]
+        for command in _of_container(image, words, variables, depth, own_start=bool(entrypoint)):
+            yield command._replace(around=(*around, *command.around), image=image)
 
 
 def _of_container(
-    image: str, words: list[str], environment: Mapping[str, str], around: Sequence[tuple[str, str]], depth: int = 0
+    image: str,
+    words: list[str],
+    environment: Mapping[str, str],
+    depth: int = 0,
+    texts: Mapping[str, str] | None = None,
+    own_start: bool = False,
 ) -> Iterator[Command]:
-    """Yield the server command of a container, its engine's version from the tag of the image."""
-    _, _, tag = image.rpartition("/")[2].partition(":")
-    engine = next((engine for image_name, engine in IMAGES.items() if image_name in image.lower()), None)
-    version = _VERSION.match(tag)
-    shipped = version[1] if version and engine else None
+    """Yield the server command of a container; ``own_start``: its words replace the start of the image.
+
+    ``texts``: files of the deployment, one of which the words may run.
+    """
+    program, version = program_of_image(image)
     commands = list(_of_words(words, environment, depth)) if words else []
-    if not commands and engine and (not words or words[0].startswith("-") or engine == "vllm"):
-        commands = [Command(engine, words, dict(environment))]
+    script = next((texts[Path(word).name] for word in words if Path(word).name in (texts or {})), None)
+    if not commands and script is not None and depth == 0:
+        commands = list(_of_shell(script, environment, depth=depth + 1))
+    is_start = bool(program and program.starts and not own_start)
+    if not commands and program and ((words and words[0].startswith("-")) or is_start):
+        commands = [_by_variables(program, words, environment)]
     for command in commands:
-        known_version = shipped if command.engine == engine else None
-        yield command._replace(version=known_version, around=(*around, *command.around))
+        yield command._replace(version=version if program and command.engine == program.engine else None)
 
 
-def _containers(node: Any, outer: Mapping[str, Any]) -> Iterator[Command]:
-    """Yield the server commands of all containers below a node of a manifest."""
-    if isinstance(node, list):
-        for item in node:
-            yield from _containers(item, outer)
-    if not isinstance(node, Mapping):
-        return
-    facts = dict(outer)
-    if isinstance(node.get("replicas"), int | str):
-        facts["replicas"] = node["replicas"]
-    if isinstance(node.get("nodeSelector"), Mapping):
-        facts["selectors"] = [str(value) for value in node["nodeSelector"].values()]
-    if isinstance(node.get("image"), str):
-        yield from _container(node, facts)
-        return
-    for value in node.values():
-        yield from _containers(value, facts)
-
-
-def _container(node: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Command]:
-    """Yield the server command of one container; ``facts``: replicas and node selectors of the objects around it."""
-    environment = _environment(node.get("env", node.get("environment")))
-    words = expanded_words([word for key in ("command", "args") for word in _as_words(node.get(key))], environment)
-    words = redacted_words(words)
-    around = [(f"image {redacted_text(node['image'])}", "the engine's version is that of its tag")]
-    limits = ((node.get("resources") or {}).get("limits") or {}) if isinstance(node.get("resources"), Mapping) else {}
-    for name, number in limits.items():
-        around.append((f"{name}: {number}", "the number of GPUs follows from the parallel sizes"))
-    deploy = node["deploy"] if isinstance(node.get("deploy"), Mapping) else {}  # of Compose, as scale is
-    replicas = deploy.get("replicas", node.get("scale", facts.get("replicas")))
-    for command in _of_container(node["image"], words, environment, around):
-        yield command._replace(replicas=replicas, selectors=tuple(facts.get("selectors", ())))
-
-
-def _as_words(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [word for words in split_commands(value) for word in words]
-    return [str(word) for word in value or []]
-
-
-def _environment(value: Any) -> dict[str, str]:
-    """Return environment variables from Kubernetes's list of name and value, or Compose's mapping or list of a=b."""
-    variables = {}
-    if isinstance(value, Mapping):
-        variables = {str(name): str(setting) for name, setting in value.items()}
-        value = None
-    for item in value or []:
-        if isinstance(item, Mapping) and item.get("value") is not None:
-            variables[str(item.get("name"))] = str(item["value"])
-        elif isinstance(item, str):
-            name, _, setting = item.partition("=")
-            variables[name] = setting
-    return {name: redacted_variable(name, setting) for name, setting in variables.items()}
+def _by_variables(program: Program, words: list[str], environment: Mapping[str, str]) -> Command:
+    """Return the command of an image without one of its own: variables are options where its row says so."""
+    rest, found = dict(environment), []
+    prefix = program.variables.rstrip("*") if program.variables else ""
+    for name, value in environment.items() if program.variables and program.engine in ENGINES else ():
+        if name in (program.model or "").split():
+            found.append(("MODEL", value))
+        elif name in (program.shards or "").split():
+            found.append(("--tensor-parallel-size", value))
+        elif name.startswith(prefix):
+            option = f"--{name[len(prefix) :].lower().replace('_', '-')}"
+            if find_option(program.engine, option) is None or option == "--model":
+                continue
+            found.append((option, value))
+        else:
+            continue
+        rest.pop(name)
+    return Command(program.engine, words, rest, options=tuple(found), program=program)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from kernelsight.files.numbers import is_number
 from kernelsight.searching.llm.prompt import BINS, EDGES
 
 # edges of the bins in the log of the speed-up; the outer ones are as wide as an octave
@@ -46,7 +47,7 @@ def read_answer(body: Mapping[str, Any]) -> Answer:
 
 
 def _is_probability(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0.0
+    return is_number(value) and value >= 0.0
 
 
 def _tool_fields(message: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ from kernelsight.errors import shown
 from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.budget import WHOLE
+from kernelsight.files.numbers import is_number
 from kernelsight.serving.load.dependencies import Dependencies, first_bad_pause, pause_fault
 
 LARGEST_SIZE = 2**53
@@ -124,7 +125,7 @@ class _Conversation:
     def _number(self, row: Mapping, field: str, where: str, least: float = 0, default: float | None = None) -> float:
         """Return a number of ``row``; InvalidInput: missing, or not from ``least`` to LARGEST_SIZE."""
         value = row.get(field, default)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE
+        good = is_number(value) and least <= value <= LARGEST_SIZE
         if not good:
             what = f"{field} is {shown(value)}" if field in row else f"{field} is missing"
             rule = f"{what}, but must be a number, at least {least}"
@@ -176,8 +177,7 @@ class _Conversation:
         if row.get("think_time") is None:
             return max(recorded_s, 0.0)
         think_s = row["think_time"]
-        bad = isinstance(think_s, bool) or not isinstance(think_s, int | float)
-        if bad or first_bad_pause(np.array([think_s], float)) is not None:
+        if not is_number(think_s) or first_bad_pause(np.array([think_s], float)) is not None:
             problem, advice = pause_fault(think_s)
             raise errors.trace_place_unusable(self.path, where, problem.replace("think_s", "think_time"), advice)
         return float(think_s)

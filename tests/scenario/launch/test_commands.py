@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernelsight.scenario.launch.commands import OPTIONS_FILE, LaunchCommand, launch_command
-from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.scenario.launch.deployments import read_launch_line
 from kernelsight.scenario.scenario_rows import deployment_row, normalise
 from tests.conftest import random_worlds
 

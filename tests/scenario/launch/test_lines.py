@@ -7,8 +7,8 @@ import pytest
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flags import FLAGS
+from kernelsight.scenario.launch.deployments import read_launch_line, with_launch_line
 from kernelsight.scenario.launch.engine_options import find_option
-from kernelsight.scenario.launch.lines import read_launch_line, with_launch_line
 from kernelsight.scenario.launch.rules import RULES
 
 MANIFEST = """

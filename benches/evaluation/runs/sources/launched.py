@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.scenario.launch.lines import read_launch_line
+from kernelsight.scenario.launch.deployments import read_launch_line
 
 SIZES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
 

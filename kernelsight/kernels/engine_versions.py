@@ -1,0 +1,106 @@
+"""What an engine's version changes in a kernel's time: factors of measured versions on a fit to all of them.
+
+Rows of part version hold, by kernel, GPU and version, the logarithm of measured / fitted at KNOTS_US of latency. Rows
+without a GPU hold what versions have in common on all GPUs: a version that a GPU's sweep lacks takes the nearest
+earlier one, moved by how other GPUs moved since.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kernelsight.caches.memory_cache import memoised
+from kernelsight.kernels.kernel_constants import rows_of_part
+
+# latencies at which a version's factor is known; between them it is interpolated in the logarithm, beyond them constant
+KNOTS_US = (10.0, 50.0, 250.0)
+# of a 90 % interval of a normal distribution, in standard deviations
+HALF_OF_90 = 1.645
+NEWEST = (10**9,)
+
+
+class VersionAnswer(NamedTuple):
+    """The factor on a kernel's latency in an engine version, and what it rests on."""
+
+    logs: np.ndarray  # (KNOTS_US,) natural logarithm of the factor
+    version: str | None  # the version of the GPU's sweep that answers; None: no sweep names versions of the kernel
+    measured: bool  # whether that is the version in question
+    log_sd: float  # what versions that were not measured add to the uncertainty; 0 where measured
+
+
+UNVERSIONED = VersionAnswer(np.zeros(len(KNOTS_US)), None, True, 0.0)
+_Known = dict[tuple[str, ...], tuple[str, np.ndarray]]  # by version_key: version, logs
+
+
+def version_key(version: str | None) -> tuple[int, ...]:
+    """Return the numbers by which versions are sorted, as ``version_numbers`` in SQL; no release: the newest.
+
+    >>> sorted(["0.10.1", "0.9.2", "0.9.2rc1", "nightly", "0.24"], key=version_key)
+    ['0.9.2rc1', '0.9.2', '0.10.1', '0.24', 'nightly']
+    >>> version_key("0.24") == version_key("v0.24.0"), version_key(None) == NEWEST
+    (True, True)
+    """
+    if version is None or not re.match(r"v?\d", version):
+        return NEWEST
+    release, candidate, rest = version.partition("+")[0].partition("rc")
+    numbers = [int(word) for word in re.findall(r"\d+", release)]
+    numbers += [0] * (3 - len(numbers))
+    # a release, which ends in 0, comes after its candidates
+    return (*numbers, *((-1, *map(int, re.findall(r"\d+", rest))) if candidate else ()), 0)
+
+
+def version_at(
+    coefficients: pa.Table, family: str, kernel: Mapping[str, str], gpu: str, asked: str | None
+) -> VersionAnswer:
+    """Return what the version ``asked`` (None: the newest) of a kernel's engine changes on a GPU.
+
+    ``coefficients``: ``eta_coefficients``; ``kernel``: engine, implementation and dtype.
+    """
+    known, drift = memoised((coefficients,), ("versions", family), lambda: _known_versions(coefficients, family))
+    name = (kernel["engine"], kernel["implementation"], kernel["dtype"])
+    own, common = known.get((*name, gpu), {}), known.get((*name, ""), {})
+    key, answers = version_key(asked), own or common
+    if not answers:
+        return UNVERSIONED
+    nearest = _at_or_before(answers, key)
+    version, logs = answers[nearest]
+    moved = _at_or_before(common, key) if common else nearest
+    if own and moved > nearest and nearest in common:
+        logs = logs + common[moved][1] - common[nearest][1]
+    measured = key == nearest or (asked is None and moved <= nearest)
+    return VersionAnswer(logs, version, bool(own) and measured, 0.0 if measured else drift)
+
+
+def version_factor(latency_us: np.ndarray, logs: np.ndarray) -> np.ndarray:
+    """Return the factor of a version on latencies in microseconds; ``logs``: (..., KNOTS_US), one row a latency.
+
+    >>> version_factor(np.array([1.0, 50.0, 1e4]), np.log([2.0, 1.0, 0.5]) * np.ones((3, 1))).round(3).tolist()
+    [2.0, 1.0, 0.5]
+    """
+    at = np.interp(np.log(np.maximum(latency_us, 1e-9)), np.log(KNOTS_US), np.arange(float(len(KNOTS_US))))
+    below = np.minimum(at.astype(int), len(KNOTS_US) - 2)
+    low, high = (np.take_along_axis(logs, position[:, None], 1)[:, 0] for position in (below, below + 1))
+    return np.exp(low + (high - low) * (at - below))
+
+
+def _at_or_before(versions: _Known, key: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the newest version up to ``key``; the oldest where all are newer."""
+    return max((name for name in versions if name <= key), default=min(versions))
+
+
+def _known_versions(coefficients: pa.Table, family: str) -> tuple[dict[tuple[str, ...], _Known], float]:
+    """Return the versions of each kernel by (engine, implementation, dtype, GPU or ""), and the drift of a version."""
+    known: dict[tuple[str, ...], _Known] = {}
+    drift = 0.0
+    for row in rows_of_part(coefficients, family, "version").to_pylist():
+        if row["coefficient"] == "drift":
+            drift = row["log_sd"]
+            continue
+        kernel = (row["engine"], row["implementation"], row["dtype"], row["gpu"] or "")
+        known.setdefault(kernel, {})[version_key(row["engine_version"])] = row["engine_version"], np.array(row["array"])
+    return known, drift

@@ -1,0 +1,106 @@
+"""Parses a launch text into documents: YAML, JSON, TOML, unit files, Python, else a shell script. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+from kernelsight.catalog.tables import facts
+from kernelsight.files.bounded_files import Refuse
+from kernelsight.files.bounded_values import check_levels, parse_json, parse_yaml
+from kernelsight.files.budget import MANIFEST
+from kernelsight.files.shell_words import MOST_CHARACTERS
+from kernelsight.scenario.launch.python_calls import read_python
+
+_QUOTES = str.maketrans("“”„‟«»‘‚‛\u00a0\u202f\u2003", '""""""\'\'\'   ', "\u200b\ufeff")
+_APOSTROPHE = re.compile(r"(?<!\w)’|’(?!\w)")
+_DASH = re.compile(r"(?<!\S)(?:[–—]-?|-[–—])(?=[a-zA-Z][\w-]+)")
+_TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|[a-z]+\s+[\"(.$])|\{\{-?\s*(?:else|end)\b")
+_FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
+_YAML_LINE = re.compile(r"(?:-\s+)*[\"']?[\w./$-]+[\"']?\s*:(?:\s|$)|- |---|\{|%YAML")
+_SECTION = re.compile(r"^\[(?:Service|Unit|Container)\]\s*$", re.MULTILINE)
+_TOML_LINE = re.compile(r"^(?:\[+[\w.\"-]+\]+|[\w.\"-]+\s+=\s)", re.MULTILINE)
+_PYTHON = re.compile(r"^(?:import|from)\s+\w[\w.]*(?:\s+import\b|\s*$|\s+as\b)", re.MULTILINE)
+_SBATCH = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]\s*(\S+)", re.MULTILINE)
+_SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus", "C": "constraint"}
+_OTHER_TEXTS = [row for row in facts("server_programs").to_pylist() if row["kind"] == "text"]
+
+
+def read_documents(text: str, refuse: Refuse) -> list[Any]:
+    """Return the documents of a launch text as values of JSON; a shell script is ``{"shell": text, "sbatch": …}``.
+
+    ``refuse`` makes the error for a text that cannot be parsed, or is a Helm template.
+    """
+    text = _FENCE.sub("", text) if "```" in text else text
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    if _TEMPLATE.search(text) and (_YAML_LINE.match(first) or first.startswith("{{")):
+        raise refuse(
+            "is a Helm template, whose values are not filled in: write the output of `helm template` to a file"
+        )
+    is_toml = _TOML_LINE.match(first) and first[0] == "["
+    if first[:1] in ("{", "[") and not _SECTION.search(text) and not is_toml:
+        value = parse_json(text, refuse, MANIFEST) if text.rstrip()[-1:] in ("}", "]") else parse_yaml(text, refuse)
+        return value if isinstance(value, list) else [value]
+    if _SECTION.search(text):
+        return [_unit(text)]
+    if _PYTHON.search(text) and not text.startswith("#!/bin"):
+        tree = read_python(text, refuse)
+        if tree is not None:
+            return [tree]
+    if _TOML_LINE.search(text) and (value := _toml(text, refuse)) is not None:
+        return [value]
+    if _YAML_LINE.match(first):
+        return parse_yaml(text, refuse)
+    sizes = {_SHORT.get(name, name): value for name, value in _SBATCH.findall(text)}
+    return [{"shell": text, "sbatch": sizes}]
+
+
+def plain_text(text: str) -> str:
+    """Return a text with typographic quotes, dashes before options and spaces as a keyboard has them.
+
+    >>> plain_text("bash -c “vllm serve m —tensor-parallel-size 2”")
+    'bash -c "vllm serve m --tensor-parallel-size 2"'
+    """
+    if text.isascii():
+        return text
+    return _DASH.sub("--", _APOSTROPHE.sub("'", text.translate(_QUOTES)))
+
+
+def other_text(text: str) -> dict[str, Any] | None:
+    """Return the row of ``server_programs`` for a whole text of an engine that is not simulated, or None."""
+    head = text[:100_000]
+    return next((row for row in _OTHER_TEXTS if re.search(row["name"], head, re.MULTILINE)), None)
+
+
+def _unit(text: str) -> dict[str, Any]:
+    """Return the sections of a unit file of systemd; a name that occurs again has a list of values."""
+    sections: dict[str, Any] = {}
+    section: dict[str, Any] = {}
+    for line in text.replace("\r\n", "\n").replace("\\\n", " ").split("\n"):
+        line = line.strip()
+        if line.startswith("[") and line.endswith("]"):
+            section = sections.setdefault(line[1:-1], {})
+        elif "=" in line and line[:1] not in ("#", ";"):
+            name, _, value = line.partition("=")
+            name, value = name.strip(), value.strip()
+            section[name] = [*section[name], value] if name in section else [value]
+    commands = [command.lstrip("-@:+!") for command in sections.get("Service", {}).get("ExecStart", [])]
+    if commands:
+        sections["Service"]["ExecStart"] = "\n".join(commands)
+    for holder in sections.values():
+        holder |= {name: value[-1] for name, value in holder.items() if isinstance(value, list) and "Env" not in name}
+    return sections
+
+
+def _toml(text: str, refuse: Refuse) -> dict[str, Any] | None:
+    """Return the tables of TOML text; None: it is none."""
+    if len(text) > MOST_CHARACTERS:
+        return None
+    try:
+        value = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    check_levels(value, MANIFEST, refuse)
+    return value

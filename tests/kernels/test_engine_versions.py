@@ -1,0 +1,120 @@
+"""The version of an engine: which kernel it runs, what it changes in a time, what is said where it was not measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import kernelsight as ks
+from kernelsight.catalog.tables import facts
+from kernelsight.fitting.kernel_choices import choice_rows
+from kernelsight.fitting.versions import medians, rows_of_medians
+from kernelsight.kernels.engine_versions import KNOTS_US, version_at, version_factor
+from kernelsight.kernels.kernel_constants import family_facts
+from kernelsight.kernels.kernel_selection import choose
+from kernelsight.kernels.pack import pack_table
+from tests.fitting.measured import gemm, write
+
+KERNEL = {"engine": "vllm", "implementation": "cublas", "dtype": "bf16"}
+
+
+def fitted(*cells: tuple[str, str, float]) -> pa.Table:
+    """A pack of what versions change: GPU, version, and measured / fitted at every latency, of 10,000 rows each."""
+    import polars as pl
+
+    rows = [
+        {**KERNEL, "gpu": gpu, "engine_version": version, "fitted_us": us, "residual": float(np.log(factor))}
+        for gpu, version, factor in cells
+        for us in KNOTS_US
+        for _ in range(3000)
+    ]
+    return pack_table(rows_of_medians("gemm", medians(pl.DataFrame(rows))))
+
+
+def factor(pack: pa.Table, gpu: str, version: str | None) -> float:
+    return float(np.exp(version_at(pack, "gemm", KERNEL, gpu, version).logs[1]))
+
+
+def test_a_measured_version_takes_its_own_time() -> None:
+    pack = fitted(("l40s", "0.24.0", 1.2), ("l40s", "0.25.0", 0.8))
+    assert factor(pack, "l40s", "0.24") == pytest.approx(1.2, rel=2e-3)
+    assert factor(pack, "l40s", None) == factor(pack, "l40s", "0.25.0") == pytest.approx(0.8, rel=2e-3)
+    assert version_at(pack, "gemm", KERNEL, "l40s", "0.24").measured
+
+
+def test_a_version_between_takes_the_earlier_one_and_says_so() -> None:
+    pack = fitted(("l40s", "0.24.0", 1.2), ("l40s", "0.31.0", 0.8))
+    found = version_at(pack, "gemm", KERNEL, "l40s", "0.30")
+    assert (found.version, found.measured) == ("0.24.0", False)
+    assert found.log_sd == pytest.approx(np.log(1.2 / 0.8) / 1.645, rel=1e-2)
+    assert version_at(pack, "gemm", KERNEL, "l40s", "0.9").version == "0.24.0"
+
+
+def test_a_gpu_without_the_version_moves_as_others_did() -> None:
+    pack = fitted(("h100_sxm", "0.24.0", 1.0), ("h100_sxm", "0.31.0", 0.7), ("l40s", "0.24.0", 1.0))
+    assert factor(pack, "l40s", "0.24") == 1.0
+    assert factor(pack, "l40s", "0.31") == pytest.approx(0.7, rel=2e-3)
+    assert not version_at(pack, "gemm", KERNEL, "l40s", "0.31").measured
+    # a GPU without any sweep lies where all versions lie on the mean
+    assert factor(pack, "a100_sxm", "0.31") / factor(pack, "a100_sxm", "0.24") == pytest.approx(0.7, rel=2e-3)
+
+
+def test_order_of_latencies_is_kept() -> None:
+    """However fast a longer call became, it is not faster than a shorter one."""
+    latency_us = np.geomspace(0.1, 1e5, 2000)
+    pack = fitted(("l40s", "0.24.0", 20.0), ("l40s", "0.25.0", 0.05))
+    for version in ("0.24", "0.25"):
+        logs = version_at(pack, "gemm", KERNEL, "l40s", version).logs
+        moved = latency_us * version_factor(latency_us, np.tile(logs, (2000, 1)))
+        assert (np.diff(moved) > 0.0).all()
+
+
+def test_the_kernel_follows_the_version(tmp_path: Path) -> None:
+    """A sweep of a part of the calls does not choose; a whole one chooses from its version on."""
+
+    def points(version: str, implementation: str, sizes: int) -> list[dict[str, Any]]:
+        return [
+            gemm("l40s", m, 256, 256, 5.0) | {"engine_version": version, "implementation": implementation}
+            for m in range(1, sizes + 1)
+        ]
+
+    sweep = write(
+        tmp_path / "s.parquet",
+        [*points("0.22.0", "cublas", 9), *points("0.24.0", "cutlass_fp8", 9), *points("0.31.0", "deepgemm", 2)],
+    )
+    implementations = facts("kernel_implementations")
+    pack = pack_table(choice_rows([sweep], "gemm", ["l40s"], implementations))
+    known = family_facts("gemm", implementations, facts("gpus"))
+    call = {"engine": "vllm", "gpu": "l40s", "dtype": "bf16"}
+    versions = ["0.9", "0.22.0", "0.23", "0.24", "0.31", None]
+    chosen = choose(known, pack, "gemm", [call | {"engine_version": version} for version in versions])
+    assert [name for name, _ in chosen] == ["cublas"] * 3 + ["cutlass_fp8"] * 3
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "attention", "experts"),
+    [
+        ("a100_sxm", "0.11", "triton_attention_vllm", "marlin_moe"),
+        ("rtx_pro_6000_server", "0.24", "triton_attention_vllm", "marlin_moe"),
+        ("h100_sxm", "0.24", "flash_attention_3", "triton_kernels_moe"),
+    ],
+)
+def test_attention_sinks_decide_kernels(gpu: str, version: str, attention: str, experts: str) -> None:
+    step = ks.predict(model="gpt-oss-20b", gpu=gpu, engine_version=version, phase="prefill", input_len=4096)
+    kernels = {row["family"]: row["implementation"] for row in step.kernels.to_pylist()}
+    assert (kernels["prefill_attention"], kernels["moe"]) == (attention, experts)
+
+
+def test_evidence_says_which_version_was_measured() -> None:
+    step = ks.predict(model="llama-3.1-8b", gpu="h100_sxm", engine_version="0.40", context_len=1024)
+    evidence = {row["family"]: row["evidence"] for row in step.kernels.to_pylist()}
+    assert evidence["gemm"].endswith("measured in vllm 0.31.0, not 0.40")
+    measured = ks.predict(model="llama-3.1-8b", gpu="h100_sxm", engine_version="0.31", context_len=1024)
+    assert "measured in" not in next(row["evidence"] for row in measured.kernels.to_pylist() if row["family"] == "gemm")
+    newest = ks.predict(model="llama-3.1-8b", gpu="h100_sxm", context_len=1024)
+    older = ks.predict(model="llama-3.1-8b", gpu="h100_sxm", engine_version="0.24", context_len=1024)
+    assert newest.total_us == measured.total_us != older.total_us
