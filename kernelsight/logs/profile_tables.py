@@ -22,7 +22,7 @@ _US = {
     **dict.fromkeys(("ms", "msecond", "msec", "millisecond"), 1e3),
     **dict.fromkeys(("s", "second", "sec"), 1e6),
 }
-_VALUE = re.compile(r"^\s*([\d,]*\.?\d+(?:[eE][-+]?\d+)?)\s*([a-zµ]*)\s*$")
+_VALUE = re.compile(r"(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?) ?([a-zµ]*)$")
 _DASHES = re.compile(r"^\s*-{3,}(?:\s+-{2,})+\s*$")
 DURATIONS = ("Duration", "gpu__time_duration.sum", "gpu__time_duration.avg")
 # lines before a header, and characters of a line that is looked at

@@ -8,6 +8,7 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs import (
     aiperf,
     aiperf_power,
+    bench_results,
     blis,
     forward_kernels,
     fpm,
@@ -25,9 +26,7 @@ from kernelsight.logs import (
     prometheus,
     reports,
     server_lines,
-    sglang_bench,
     sglang_requests,
-    vllm_bench,
     vllm_iterations,
 )
 from kernelsight.logs.files import LogFile
@@ -39,8 +38,7 @@ PLAIN = plain.FORMAT.name
 # fields of prompts and answers; characters of field names in a message
 TEXTS, MOST_SHOWN = ("messages", "conversations", "prompt", "input_text"), 100
 FORMATS: tuple[LogFormat, ...] = (
-    vllm_bench.FORMAT,
-    sglang_bench.FORMAT,
+    *bench_results.FORMATS,
     sglang_requests.FORMAT,
     guidellm.FORMAT,
     aiperf.FORMAT,

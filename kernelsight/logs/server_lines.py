@@ -18,6 +18,7 @@ from kernelsight.logs.windows import load_of_windows
 _DATE = re.compile(r"(\d{4})?[-/]?(\d\d)[-/](\d\d)(?:[/-](\d{4}))?[T -](\d\d):(\d\d):(\d\d)([.,]\d+)?")
 _CLOCK = re.compile(r"(?:^|[\[ ])(\d\d):(\d\d):(\d\d)(?=[\] .,])")
 HALF_DAY_S = 43_200.0
+LONGEST = 2000  # characters of a line that are looked at
 MEANS = ("prompt_tokens_per_s", "output_tokens_per_s", "running", "waiting", "kv_share", "hit_share")
 COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
 _TYPES = {"replica": pl.String, "at_s": pl.Float64, **dict.fromkeys((*MEANS, *COUNTS), pl.Float64)}
@@ -69,6 +70,7 @@ def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
     seen: set[str] = set()
     previous_s = None
     for line in file.lines():
+        line = line[:LONGEST]
         if not signature.search(line):
             continue
         if line in seen:

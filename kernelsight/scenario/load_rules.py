@@ -127,6 +127,9 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
         yield "think_time_cv is set without think_time_s", "Set think_time_s, the mean pause of a user."
     if row.get("think_time_limit_s") is not None and row.get("think_time_s") is None:
         yield "think_time_limit_s is set without think_time_s", "Set think_time_s, or give a trace."
+    for name in ("trace_columns", "trace_tokenizer"):
+        if row.get(name) is not None:
+            yield f"{name} is set without a trace", "Give the trace too, or leave it unset."
     if row.get("shared_prefix"):
         yield "shared_prefix is set without a trace", "Set prefix_len, the tokens of a shared prefix, or give a trace."
 

@@ -32,7 +32,7 @@ RESTRICTED = ("InvalidConfig", "constraints")
 MS = 1e3
 UNNAMED_GPU = "unnamed GPU"
 _AUTOTUNE = re.compile(r"\bAUTOTUNE (\w+\([^)]*\))")
-_CHOICE = re.compile(r"(\S+) (\d+\.\d+) ms \d+\.\d+%(.*)$")
+_CHOICE = re.compile(r" (\d{1,9}\.\d{1,9}) ms \d{1,3}\.\d{1,3}%(.*)$")
 
 
 class TunerFile(NamedTuple):
@@ -220,12 +220,12 @@ def _inductor_choices(text: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
         if (match := _AUTOTUNE.search(line)) and "benchmarking takes" not in line:
             space = match[1].strip()
         elif space and (match := _CHOICE.search(line)):
-            words = dict(re.findall(r"(\w+)=([^,\s]+)", match[3]))
+            words = dict(re.findall(r"(\w+)=([^,\s]+)", match[2]))
             if not words:
                 yield space, "choice of a library, without parameters"
                 continue
             parameters = {name: int(value) if value.isdigit() else value.strip("'") for name, value in words.items()}
-            yield space, _row(parameters, "correct", float(match[2]), None, None, None)
+            yield space, _row(parameters, "correct", float(match[1]), None, None, None)
 
 
 def _inductor_file(path: Path, choices: Sequence[tuple[str, Any]], space: str | None, gpu: str | None) -> TunerFile:

@@ -34,7 +34,7 @@ LOAD_COLUMNS = (
     *("max_concurrency", "num_prompts", "num_warmups", "input_len", "output_len", "range_ratio"),
     *("length_distribution", "input_len_cv", "output_len_cv", "lengths_from", "prefix_len", "num_prefixes"),
     *("num_priorities", "num_turns", "think_time_s", "think_time_cv", "think_time_limit_s", "shared_prefix", "seed"),
-    *("trace_columns", "tokenizer"),
+    *("trace_columns", "trace_tokenizer"),
 )
 DEPENDENCIES_SCHEMA = pa.schema(
     [("load_id", pa.string()), ("request_id", pa.int64()), ("after", pa.int64()), ("think_s", pa.float64())]
@@ -137,7 +137,7 @@ OF_FILE = ("shared_prefix", "columns", "tokenizer")
 
 def _file_of(row: Mapping) -> tuple[Any, ...]:
     """Return (file that a load takes requests or lengths from, and how it is read: values of OF_FILE)."""
-    return row["trace"] or row["lengths_from"], bool(row["shared_prefix"]), row["trace_columns"], row["tokenizer"]
+    return row["trace"] or row["lengths_from"], bool(row["shared_prefix"]), row["trace_columns"], row["trace_tokenizer"]
 
 
 def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
