@@ -21,7 +21,8 @@ Statistics = dict[tuple[str, str], float]
 _NUMBER = r"\d[\d,]{0,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?"
 # the end of a line with a label: separator, value and unit; a line that is longer has none
 _VALUE = re.compile(
-    rf"(?:[:=,]|\s)\s{{0,48}}({_NUMBER}|inf(?:inity)?|none|not set)(?:/\d{{1,12}})?\s{{0,4}}([A-Za-zµ/%]{{0,16}})\s{{0,4}}[|,;]?$",
+    rf"(?:[:=,]|\s)\s{{0,48}}({_NUMBER}|inf(?:inity)?|none|not set)(?:/\d{{1,12}})?"
+    r"\s{0,4}([A-Za-zµ/%]{0,16})\s{0,4}[|,;]?$",
     re.IGNORECASE,
 )
 LONGEST = 400

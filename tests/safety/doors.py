@@ -45,7 +45,8 @@ INSTEAD = {"launch": ("--model",), "calls": ("--model", "--context-len"), "trace
            "lengths_from": LENGTHS[::2], "trace_tokenizer": LOAD[::2] + LENGTHS[::2], "few": ("--sweep",)}  # fmt: skip
 BESIDE = {
     "architecture": ("--model", "CONFIG"), "state": ("--watch", "1"), "few": ("--onto", "default"),
-    "candidates": ("--measurements", "SPACE"), "measurements": ("--candidates", "CANDIDATES"), "launch": (), "trace_tokenizer": ("--trace", "CHATS"),
+    "candidates": ("--measurements", "SPACE"), "measurements": ("--candidates", "CANDIDATES"),
+    "launch": (), "trace_tokenizer": ("--trace", "CHATS"),
 }  # fmt: skip
 
 
