@@ -35,6 +35,19 @@ COMMANDS = {
     "simulate, 100 requests": ("simulate", *DEPLOYMENT, *LOAD, "--num-prompts", "100"),
     "simulate, 1,000,000 requests": ("simulate", *DEPLOYMENT, *LOAD, "--num-prompts", "1000000"),
 }
+# each run after the first changes one flag: of the load, then of the deployment
+CHANGED = {
+    "simulate, 100 requests, another load": (
+        *(("--num-prompts", "411"), ("--num-prompts", "31"), ("--input-len", "310"), ("--input-len", "6000")),
+        *(("--output-len", "30"), ("--output-len", "1200"), ("--request-rate", "7"), ("--seed", "9")),
+        *(("--burstiness", "0.5"), ("--num-turns", "3"), ("--prefix-len", "100"), ("--range-ratio", "0.5")),
+    ),
+    "simulate, 100 requests, another deployment": (
+        *(("--max-num-seqs", "48"), ("--max-num-batched-tokens", "4096"), ("--tensor-parallel-size", "2")),
+        *(("--gpu-memory-utilization", "0.8"), ("--kv-cache-dtype", "fp8"), ("--engine", "sglang")),
+    ),
+}
+COMMANDS |= dict.fromkeys(CHANGED, COMMANDS["simulate, 100 requests"])
 # a call in a process that made it once before: prints its CPU seconds
 TIMED = """
 import time
@@ -113,12 +126,13 @@ def yardstick() -> float:
     return time.process_time() - started
 
 
-def cpu_seconds(tree: Path, name: str, folder: str) -> float:
-    """Return the CPU seconds of row ``name``, run by the program in ``tree``."""
+def cpu_seconds(tree: Path, name: str, folder: str, run: int = 0) -> float:
+    """Return the CPU seconds of row ``name``, run by the program in ``tree``; ``run``: its number."""
     # with cached bytecode, as in an installation
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPATH": str(tree), "KERNELSIGHT_CACHE": f"{folder}/kept"}
     words = ["-m", "kernelsight", *COMMANDS[name]] if name in COMMANDS else ["-c", script(name)]
+    words += CHANGED[name][(run - 1) % len(CHANGED[name])] if run and name in CHANGED else ()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, *words], env=environment, cwd=folder, check=True, stdout=subprocess.PIPE)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -143,10 +157,14 @@ def measure(trees: list[Path], names: list[str], repeats: int) -> list[dict[str,
     """Return a row per wait and tree: median CPU seconds, and their multiple of the yardstick."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
+        for number in range(len(trees)):  # a cache for each
+            Path(folder, str(number)).mkdir()
         for name in names:
             spent: dict[Path, list[tuple[float, float]]] = {tree: [] for tree in trees}
-            for tree in trees * (repeats + 1):  # the first run fills the caches and does not count
-                spent[tree].append((cpu_seconds(tree, name, folder), yardstick()))
+            # the first run fills the caches and does not count
+            for run in range(1 + len(CHANGED.get(name, range(repeats)))):
+                for tree in trees:
+                    spent[tree].append((cpu_seconds(tree, name, f"{folder}/{trees.index(tree)}", run), yardstick()))
             for tree in trees:
                 seconds, units = zip(*spent[tree][1:], strict=True)
                 row = {"wait": name, "commit": commit(tree), "first CPU s": round(spent[tree][0][0], 2)}

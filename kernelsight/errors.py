@@ -6,7 +6,6 @@ do.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import reprlib
 from collections.abc import Iterable, Iterator
@@ -58,6 +57,12 @@ class RunFailed(KernelSightError):
     exit_code = 1
 
 
+class LimitPassed(RunFailed):
+    """The question was answered, and the answer lies beyond a stated limit."""
+
+    exit_code = 3
+
+
 _SPEAKS_FLAGS: ContextVar[bool] = ContextVar("errors name flags as the command line does", default=False)
 
 
@@ -92,6 +97,8 @@ def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
     >>> nearest("h100", ["mi100", "h100_sxm", "gh200"])
     ['h100_sxm', 'mi100', 'gh200']
     """
+    import difflib
+
     names = sorted(set(known))
     by_lowercase = {n.lower(): n for n in names}
     close = [by_lowercase[n] for n in difflib.get_close_matches(name.lower(), by_lowercase, n=limit, cutoff=0.5)]
@@ -108,6 +115,8 @@ def familiar(names: Iterable[str], known: Iterable[str]) -> list[str]:
     >>> familiar(["Arrival_time", "db.example:5432:prod:admin:secret", "x" * 10**6], ["arrival_s"])
     ['Arrival_time']
     """
+    import difflib
+
     by_lowercase = {name.lower() for name in known}
     short = dict.fromkeys(name for name in itertools.islice(names, 1000) if len(name) <= SHOWN)
     near = (name for name in short if difflib.get_close_matches(name.lower(), by_lowercase, n=1, cutoff=0.7))

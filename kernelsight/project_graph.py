@@ -14,20 +14,11 @@ from kernelsight.kernels.families import LOWERED
 CACHED = (
     *("deployment_settings", "deployment_faults", "sharded_layers", "layer_weights", "memory_plan", "assumptions"),
     *("host_settings", "kv_layout", "gpu_formats", "step_shapes", "launch_signatures", "step_costs", "step_totals"),
-    *("knot_corrections", "kernel_calls", "kernel_latencies", "kernel_evidence", "deployment_tiers"),
-    *(
-        "deployment_evidence",
-        "host_evidence",
-        "knot_evidence",
-        "step_cost_shares",
-        "gpu_power",
-        "gpu_engines",
-        "deployment_presets",
-        "memory_defaults",
-    ),
+    *("knot_corrections", "kernel_calls", "kernel_latencies", "host_evidence", "knot_evidence", "step_cost_shares"),
+    *("gpu_power", "gpu_engines", "assumed_families", "deployment_presets", "memory_defaults"),
 )
-# inputs of cached tables that count by their rows, not by what they were computed from: bounds of loads, and families
-BY_CONTENT = ("deployment_reach", "deployment_families")
+# inputs of cached tables that count by their rows, not by what they were computed from
+BY_CONTENT = ("deployment_families",)
 # given tables that change with each replay of a log: nothing computed from them is cached
 UNCACHED_INPUTS = ("corrections",)
 

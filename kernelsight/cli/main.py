@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib
+import importlib.util
 import itertools
 import logging
 import os
@@ -163,6 +163,9 @@ def _leave_pandas_out() -> None:
     """Keep Arrow from importing pandas, which no verb uses: its first array tries to, once."""
     import pyarrow as pa
 
+    if importlib.util.find_spec("dateutil") is None:
+        # Arrow looks for it at each conversion of an array; this says that it is absent without a search of all folders
+        sys.modules.setdefault("dateutil", cast(ModuleType, None))
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:

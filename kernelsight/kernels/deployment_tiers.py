@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from kernelsight.dataflow.python_nodes import produces
 from kernelsight.kernels.labels import FOREIGN, GPU_MEASURED, MEASURED, Label, component_rows, label_of
-from kernelsight.kernels.pack_contents import assumed_families
 from kernelsight.kernels.string_columns import combinations
 
 # smallest share of the GPU time of a family that is listed as not measured
@@ -22,7 +21,7 @@ def tier_rows(
     gpus: pa.Table,
     gpu_engines: pa.Table,
     kernel_evidence: pa.Table,
-    eta_coefficients: pa.Table,
+    assumed_families: pa.Table,
     corrections: pa.Table,
     host_settings: pa.Table,
 ) -> list[dict[str, Any]]:
@@ -31,7 +30,7 @@ def tier_rows(
     says = {(row["gpu"], row["engine"]): row["says"] for row in gpu_engines.to_pylist()}
     hosts = dict(zip(*(host_settings[name].to_pylist() for name in ("deployment_id", "assumed")), strict=True))
     corrected = set(corrections["deployment_id"].to_pylist())
-    kernels, assumed = rows_of(kernel_evidence), assumed_families(eta_coefficients)
+    kernels, assumed = rows_of(kernel_evidence), set(assumed_families["family"].to_pylist())
     made = []
     for row in deployment_settings.select(["deployment_id", "gpu", "engine", "tier"]).to_pylist():
         name, gpu = row["deployment_id"], row["gpu"]
@@ -61,10 +60,10 @@ def tier_rows(
 
 @produces("deployment_evidence")
 def evidence_rows(
-    kernel_evidence: pa.Table, host_evidence: pa.Table, eta_coefficients: pa.Table
+    kernel_evidence: pa.Table, host_evidence: pa.Table, assumed_families: pa.Table
 ) -> list[dict[str, Any]]:
     """Data behind each component of a deployment's steps, over its step shapes: kernels used, and host times."""
-    kernels, assumed = rows_of(kernel_evidence), assumed_families(eta_coefficients)
+    kernels, assumed = rows_of(kernel_evidence), set(assumed_families["family"].to_pylist())
     made = []
     for host in host_evidence.to_pylist():
         rows = [*component_rows(kernels.get(host["deployment_id"], ()), assumed), {**host, "component": "host"}]

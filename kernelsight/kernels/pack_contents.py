@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.caches.memory_cache import memoised
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.kernels.few_shot import FewShotCalibration, calibration_of
 from kernelsight.kernels.kernel_constants import fitted_vendors, parts_there, rows_of_part
 from kernelsight.kernels.nearby import Nearby, nearby_of
@@ -117,15 +118,12 @@ def network_at(coefficients: pa.Table, family: str, gpu: str) -> tuple[Network, 
     return memoised((coefficients,), ("network", family, gpu), read)
 
 
-def assumed_families(coefficients: pa.Table) -> frozenset[str]:
-    """Return the kernel families with an assumed constant: no sweep contains their kernels."""
-
-    def read() -> frozenset[str]:
-        names = [family for family, part in parts_there(coefficients) if part == "constant"]
-        rows = {family: rows_of_part(coefficients, family, "constant")["assumed"] for family in names}
-        return frozenset(family for family, assumed in rows.items() if assumed.null_count < len(assumed))
-
-    return memoised((coefficients,), "assumed families", read)
+@produces("assumed_families")
+def families_assumed(eta_coefficients: pa.Table) -> list[dict[str, str]]:
+    """Kernel families with an assumed constant: no sweep contains their kernels."""
+    names = [family for family, part in parts_there(eta_coefficients) if part == "constant"]
+    rows = {family: rows_of_part(eta_coefficients, family, "constant")["assumed"] for family in names}
+    return [{"family": family} for family, assumed in rows.items() if assumed.null_count < len(assumed)]
 
 
 def largest_groups(coefficients: pa.Table, family: str, gpu: str) -> dict[str, float]:

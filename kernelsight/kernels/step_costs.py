@@ -44,7 +44,7 @@ class SignatureCosts(NamedTuple):
 
 
 @reads("kernel_latencies", "family_latencies", "family_calls")
-@produces("step_costs", "kernel_evidence", "step_cost_shares", "knot_evidence")
+@produces("step_costs", "step_cost_shares", "knot_evidence")
 def step_costs_of(
     step_shapes: pa.Table,
     launch_signatures: pa.Table,
@@ -87,7 +87,7 @@ def step_costs_of(
     kept = kept.append_column("dynamic_energy_j", pa.array(joules, mask=np.isnan(joules)))
     for name in ("embedding", "transfer", "moe", "communication"):
         kept = kept.append_column(f"{name}_us", pa.array(getattr(knot_costs, name)[launching] / 1e6))
-    made = {"step_costs": kept, "kernel_evidence": _evidence_table(rests)}
+    made = {"step_costs": kept}
     if "knot_evidence" in wanted:
         made["knot_evidence"] = _knot_evidence(rests)
     if shares:
@@ -230,21 +230,8 @@ def _add_launched(
                     known.rests.extend((family, *rest) for rest in rests)
 
 
-def _evidence_table(rows: list[tuple]) -> pa.Table:
-    """Return ``kernel_evidence``; ``rows``: deployment, family, tier, evidence, picoseconds. Given latencies: none."""
-    names = ("deployment_id", "family", "tier", "evidence", "picoseconds")
-    columns = zip(*rows, strict=True) if rows else [[]] * len(names)
-    *words, times = columns
-    table = pa.table({name: pa.array(values, pa.string()) for name, values in zip(names, words, strict=False)})
-    table = table.append_column(names[-1], pa.array([float(picoseconds.sum()) for picoseconds in times], pa.float64()))
-    sums = table.group_by(list(names[:-1]), use_threads=False).aggregate([("picoseconds", "sum")])
-    return sums.append_column("gpu_us", pc.divide(sums["picoseconds_sum"].cast(pa.float64()), 1e6)).drop_columns(
-        "picoseconds_sum"
-    )
-
-
 def _knot_evidence(rows: Sequence[tuple]) -> pa.Table:
-    """Return ``knot_evidence``; ``rows``: as of :func:`_evidence_table`."""
+    """Return ``knot_evidence``; ``rows``: deployment, family, tier, evidence, picoseconds. Given latencies: none."""
     names = ("deployment_id", "family", "tier", "evidence")
     knots = [np.flatnonzero(picoseconds) for *_, picoseconds in rows]
     owner = np.repeat(np.arange(len(rows)), [each.size for each in knots])

@@ -145,7 +145,9 @@ def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
     for attention, ffn, sizes in zip(shape.attention, shape.ffn, shape.sizes, strict=True):
         kind = kinds.setdefault(
             json.dumps([attention, ffn, sizes]),
-            dict.fromkeys(("v_head_dim", "index_heads", "expert_hidden", "compression", "products"))
+            dict.fromkeys(
+                ("v_head_dim", "index_heads", "expert_hidden", "compression", "value_projections", "products")
+            )
             | _mixer_columns(row, attention)
             | _ffn_columns(row, ffn)
             | sizes,

@@ -41,7 +41,7 @@ SEED_SPAN = 1_000_003
 
 
 def give_reach(session: Session, scenarios: Iterable[Mapping[str, Any]]) -> None:
-    """Give ``deployment_reach``: the longest sequences of loads at any rate and seed, so that step costs are shared."""
+    """Give ``deployment_reach``: the longest sequences of loads at any rate and seed, which labels count."""
     longest: dict[str, int | None] = {}
     for row in scenarios:
         tokens = None  # drawn lengths have no upper bound

@@ -16,7 +16,7 @@ feed_forward as (
 ),
 matrices as (
   select deployment_id, layer_kind, 'qkv_proj' as name, 'gemm' as family, 'tokens' as rows_from, count, 1 as experts, format,
-         heads * head_dim * case when attention_output_gate then 2 else 1 end + kv_heads * (head_dim + value_dim) as n, hidden as k
+         heads * head_dim * case when attention_output_gate then 2 else 1 end + kv_heads * (head_dim + value_dim * coalesce(value_projections, 1)) as n, hidden as k
   from attention where attention in ('full', 'sliding', 'selected')
   union all
   select deployment_id, layer_kind, 'o_proj', 'gemm', 'tokens', count, 1, format, hidden, heads * value_dim

@@ -37,6 +37,7 @@ select
        else layers.kv_heads end as kv_heads,
   layers.head_dim,
   coalesce(layers.v_head_dim, layers.head_dim) as value_dim,
+  layers.value_projections,
   coalesce(layers.index_heads, models.index_heads, 0) as index_heads,
   coalesce(layers.compression, 0) as compression,
   layers.ffn,

@@ -86,7 +86,8 @@ def mixer_parameters(model: Model, layer: Layer) -> int:
     if layer["attention"] == "compressed":  # its architecture states every product
         return 0
     queries, values = 2 * heads if model["attention_output_gate"] else heads, layer["v_head_dim"] or width
-    softmax = hidden * (width * (queries + layer["kv_heads"]) + values * (layer["kv_heads"] + heads))
+    projected = layer["kv_heads"] if layer["value_projections"] is None else 0
+    softmax = hidden * (width * (queries + layer["kv_heads"]) + values * (projected + heads))
     return softmax + indexer_parameters(model, layer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -212,6 +211,8 @@ def _with_known_model(command: Command, settings: Sequence[Setting], reading: Re
 
 def _refuse_typing_error(engine: str, setting: Setting) -> None:
     """Raise InvalidInput for a misspelled option that matters: the engine would not start with it either."""
+    import difflib
+
     counts = sorted(name for name, option in options(engine).items() if option.flag or option.rule)
     near = difflib.get_close_matches(setting.name, counts, n=1, cutoff=NEAR)
     if near:

@@ -19,6 +19,7 @@ from kernelsight.scenario.launch.variables import expanded, expanded_words
 MOST_NESTED = 4
 GPUS_FOLLOW = "the number of GPUs follows from the parallel sizes"
 _STEP = re.compile(r"\[([^\[\]]+)\]|([^.\[\]]+)")
+_OPTION = re.compile(r"(?:^|\s)--?[A-Za-z]")
 _SCHEME = re.compile(r"^(?:hf|hf-hub|huggingface|ollama|modelscope)://")
 
 
@@ -160,23 +161,27 @@ class _Reader:
                 if value is not None:
                     role = OPERATIONS[row.field](self, role, row, place, value)
         read = [row.steps for row in rows_of(form) if row.steps or row.field == "options"]
-        for place, value in _sizes(node, read):
-            role = role.noted(f"{'.'.join(map(str, place))}: {value}", "not_modelled", "a size that is not read here")
+        inside = [(row, place, inner) for row in shapes for place, inner in find(node, row.steps)]
+        misplaced = {
+            str(place[-1]): inner
+            for row, place, inner in inside
+            if row.field == "shape" and not isinstance(inner, dict)
+        }
+        for words in [*_sizes(node, read), *_sizes(misplaced, ())]:
+            role = role.noted(words, "not_modelled", "a size at a place that is not read")
         if not shapes:
             yield role
-        for row in shapes:
-            for place, inner in find(node, row.steps):
-                if row.field == "document":
-                    yield from self._inner(inner, role, depth)
-                    continue
+        for row, place, inner in inside:
+            if row.field == "document":
+                yield from self._inner(inner, role, depth)
+            elif isinstance(inner, dict) and not (form == "any_object" and not _has_image(inner)):
                 name, *words = row.value.split()
-                facts_of_row = dict(word.partition("=")[::2] for word in words)
+                stated = dict(word.partition("=")[::2] for word in words)
                 named = (place[-1],) if row.steps[-1] == "*" and isinstance(place[-1], str) else ()
-                if (named or isinstance(inner, Mapping)) and not (form == "any_object" and not _has_image(inner)):
-                    around = role._replace(names=(*role.names, *named), facts=role.facts | facts_of_row)
-                    if "place" in facts_of_row or form in _WITH_NODES:
-                        around = around._replace(scope=(*role.scope[:1], *map(str, role.names)))
-                    yield from self.object(name, inner, around, depth, (node, place))
+                around = role._replace(names=(*role.names, *named), facts=role.facts | stated)
+                if "place" in stated or form in _WITH_NODES:
+                    around = around._replace(scope=(*role.scope[:1], *map(str, role.names)))
+                yield from self.object(name, inner, around, depth, (node, place))
 
     def _inner(self, value: Any, role: Role, depth: int) -> Iterator[Role]:
         """Yield the roles of a document within a document."""
@@ -234,20 +239,30 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _sizes(node: Any, known: Sequence[tuple[str, ...]]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the numbers of an object that are sizes by their names, and stand at no path that is read."""
+def _sizes(node: Any, known: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield what an object says of sizes at places that are not read: numbers by name, and options of commands."""
     pattern = _size_pattern()
 
     def is_read(place: tuple[Any, ...]) -> bool:
-        begun = (steps for steps in known if len(steps) <= len(place))
-        same = (all(step in ("*", str(key)) for step, key in zip(steps, place, strict=False)) for steps in begun)
-        return any("**" in steps for steps in known) or any(same)
+        return any(_reaches(steps, place) for steps in known) or any(str(key).startswith("x-") for key in place)
 
     for place, value in find(node, ("**",)):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_size = is_number or (isinstance(value, str) and value.isdigit())
-        if is_size and place and pattern.search(str(place[-1])) and not is_read(place):
-            yield place, value
+        words = value if isinstance(value, list) else [value]
+        if not place or isinstance(place[-1], int) or any(isinstance(word, list | dict) for word in words):
+            continue
+        text = " ".join(map(str, words))
+        is_number = not isinstance(value, bool | list) and text.isdigit() and pattern.search(place[-1])
+        is_command = _OPTION.search(text) and pattern.search(text)
+        if (is_number or is_command) and not is_read(place):
+            yield f"{'.'.join(map(str, place))}: {' '.join(redacted_words(text.split()))[:200]}"
+
+
+def _reaches(steps: Sequence[str], place: Sequence[Any]) -> bool:
+    """Return whether what stands at a place is read by a path: at its end, or below it."""
+    fixed = steps[: steps.index("**")] if "**" in steps else steps
+    same = all(step in ("*", str(key)) for step, key in zip(fixed, place, strict=False))
+    named = {step for step in steps[len(fixed) + 1 :] if step != "*"}
+    return len(fixed) <= len(place) and same and named <= set(map(str, place))
 
 
 @cache
@@ -261,11 +276,11 @@ def _size_pattern() -> re.Pattern[str]:
 def _words_of(reader: _Reader, role: Role, row: Row, value: Any) -> list[str]:
     if isinstance(value, str):
         text = expanded(value.replace("$$", "$"), {**role.variables, **role.environment})
-        return redacted_words([word for words in split_commands(text) for word in words])
+        return [word for words in split_commands(text) for word in words]
     if not isinstance(value, list) or any(isinstance(item, list | dict) for item in value):
         raise reader.refuse(f"has a container whose {row.steps[-1]} is no text and no list of texts")
     words = [str(word).lower() if isinstance(word, bool) else str(word).replace("$$", "$") for word in value]
-    return redacted_words(expanded_words(words, {**role.variables, **role.environment}))
+    return expanded_words(words, {**role.variables, **role.environment})
 
 
 def _entrypoint(reader: _Reader, role: Role, row: Row, place: tuple, value: Any) -> Role:

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.python_nodes import produces
 from kernelsight.dataflow.sums import whole_sums
 from kernelsight.kernels.labels import component_rows, label_served
-from kernelsight.kernels.pack_contents import assumed_families
 from kernelsight.kernels.string_columns import combinations
 from kernelsight.serving.breakdown.kernel_breakdown import launched_pairs
 
@@ -37,7 +36,7 @@ def tiers_of(replica_totals: pa.Table, deployment_tiers: pa.Table) -> list[dict[
 
 @produces("scenario_evidence")
 def evidence_of(
-    step_cost_uses: pa.Table, knot_evidence: pa.Table, host_evidence: pa.Table, eta_coefficients: pa.Table
+    step_cost_uses: pa.Table, knot_evidence: pa.Table, host_evidence: pa.Table, assumed_families: pa.Table
 ) -> list[dict[str, Any]]:
     """Data behind each component of the steps that a scenario ran: the kernels of every knot, weighted by its uses."""
     owners, owner = combinations(step_cost_uses, ["scenario_id", "deployment_id"])
@@ -57,7 +56,7 @@ def evidence_of(
         times += np.bincount(owner[use] * len(words) + word[row], weight[use] * knot_us[row], times.size)
     times = times.reshape(len(owners), len(words))
     host_of = {row.pop("deployment_id"): {**row, "component": "host"} for row in host_evidence.to_pylist()}
-    assumed, rows = assumed_families(eta_coefficients), []
+    assumed, rows = set(assumed_families["family"].to_pylist()), []
     for own, own_times in zip(owners, times, strict=True):
         spent = [{**words[code], "gpu_us": own_times[code]} for code in np.flatnonzero(own_times > 0.0).tolist()]
         rows += [{**own, **row} for row in (*component_rows(spent, assumed), host_of[own["deployment_id"]])]

@@ -7,6 +7,7 @@ items.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,19 @@ def take(value: Any, words: list[Any]) -> Any:
             words.append(number(value))
             return kind
     raise TypeError(f"an entry point takes arrays, records, numbers and tuples of them, not {type(value).__name__}")
+
+
+def text_of(kind: Any) -> str:
+    """Return a kind of arguments as text, for keys."""
+    if isinstance(kind, tuple):
+        return f"({', '.join(map(text_of, kind))})"
+    return _text_of_dtype(kind) if isinstance(kind, np.dtype) else repr(kind)
+
+
+@cache
+def _text_of_dtype(dtype: np.dtype) -> str:
+    """Return a data type as text, which numpy writes field by field."""
+    return repr(dtype)
 
 
 def is_array(kind: Any) -> bool:

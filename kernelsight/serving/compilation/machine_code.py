@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kernelsight.caches.private_folder import Damaged, PrivateFolder, checked, user_cache
+from kernelsight.serving.compilation.arguments import text_of
 
 log = logging.getLogger(__name__)
 Read = TypeVar("Read")
@@ -77,17 +78,20 @@ class EntryKey:
     def of(self, kinds: tuple) -> Callable[[tuple[str, ...]], str]:
         """Return a function from a machine (triple, processor, features) to the key for arguments of these kinds."""
         function, code = self._function, self._function.__code__
-        function_name = (function.__module__, self._source, function.__qualname__)
-        made_from = repr(
-            (function_name, code.co_code, list(code.co_positions()), kinds, sys.implementation.cache_tag)
-        ).encode()
-        made_from += _enclosed(function)
-        return lambda machine: hashlib.sha256(repr(machine).encode() + made_from).hexdigest()
+
+        def key(machine: tuple[str, ...]) -> str:
+            name = (function.__module__, self._source, function.__qualname__)
+            made_from = (name, code.co_code, list(code.co_positions()), text_of(kinds), sys.implementation.cache_tag)
+            return hashlib.sha256(repr((machine, made_from)).encode() + _enclosed(function)).hexdigest()
+
+        return key
 
     def carried(self, kinds: tuple) -> str:
         """Return the key of carried code for arguments of these kinds; a function with a closure has none there."""
         function = self._function
-        return hashlib.sha256(repr((function.__module__, function.__qualname__, kinds)).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr((function.__module__, function.__qualname__, text_of(kinds))).encode()).hexdigest()[
+            :32
+        ]
 
 
 def _enclosed(function: Callable[..., Any]) -> bytes:

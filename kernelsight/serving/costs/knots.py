@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.python_nodes import produces
+from kernelsight.dataflow.sums import rounded, whole_sums
 from kernelsight.kernels.knot_costs import RELIEF
+from kernelsight.kernels.string_columns import combinations
 from kernelsight.serving.costs.cuda_graphs import captured_sizes
 
 # of a number of the residual stream (16 bits), which all-reduce sums
@@ -123,29 +125,54 @@ def first_beyond(knots: np.ndarray, largest: int) -> int:
 
 
 def within_reach(
-    axes: dict[str, tuple[np.ndarray, np.ndarray]], reach: Reach
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the axes with attention knots cut after the first one beyond ``reach``; knots of other parts are few.
+    knots: pa.Table, requests: int | np.ndarray, tokens: int | np.ndarray, owner: int | np.ndarray = 0
+) -> np.ndarray:
+    """Return whether loads can reach each knot, (knots,): in attention, those up to the first beyond their bounds.
 
-    Interpolation between the remaining knots is the same: a step costs to the last bit what it costs on all knots.
-
-    >>> axes = part_knots(2048, 256, 8192, 0)
-    >>> [knots[-1].item() for knots in within_reach(axes, Reach(20, 300))["decode_attention"]]
-    [23, 323]
+    ``knots``: columns part, x, y; ``requests``, ``tokens``: bounds of loads, as of :class:`Reach`; ``owner``: number of
+    each knot's deployment, one number or one for each knot.
     """
+    part = pc.fill_null(pc.index_in(knots["part"], pa.array(PARTS)), len(PARTS)).to_numpy().astype(np.int64)
+    decodes, windowed, prefills = (
+        part == PARTS.index(name) for name in ("decode_attention", "decode_window", "prefill_attention")
+    )
+    bounds = {
+        "x": np.select([decodes | windowed, prefills], [requests, tokens], EVERYTHING),
+        # the last knot of a window's contexts is its width
+        "y": np.where(decodes | prefills, tokens, EVERYTHING),
+    }
+    axis = owner * (len(PARTS) + 1) + part
+    reached = np.ones(part.size, bool)
+    for name, bound in bounds.items():
+        values = knots[name].to_numpy()
+        beyond = np.full(axis.max(initial=0) + 1, np.inf)
+        np.minimum.at(beyond, axis, np.where(values > bound, values, np.inf))
+        reached &= values <= beyond[axis]
+    return reached
 
-    def up_to(knots: np.ndarray, largest: int) -> np.ndarray:
-        return knots[: first_beyond(knots, largest) + 1]
 
-    cut = dict(axes)
-    for part, requests in (("decode_attention", reach.requests), ("prefill_attention", reach.tokens)):
-        xs, ys = axes[part]
-        cut[part] = (up_to(xs, requests), up_to(ys, reach.tokens))
-    if "decode_window" in axes:
-        xs, ys = axes["decode_window"]
-        # the last knot of this axis is the width of the window
-        cut["decode_window"] = (up_to(xs, reach.requests), ys)
-    return cut
+@produces("kernel_evidence")
+def evidence_within_reach(
+    knot_evidence: pa.Table, step_shapes: pa.Table, deployment_reach: pa.Table
+) -> list[dict[str, Any]]:
+    """Evidence for the kernels of each deployment, added up over the step shapes that its loads can reach.
+
+    A deployment that is not in ``deployment_reach`` has no evidence.
+    """
+    names = deployment_reach["deployment_id"].combine_chunks()
+    shape_of, row_of = (
+        pc.fill_null(pc.index_in(table["deployment_id"], names), len(names)).to_numpy().astype(np.int64)
+        for table in (step_shapes, knot_evidence)
+    )
+    bounds = (pc.fill_null(deployment_reach[name], EVERYTHING).to_numpy() for name in ("requests", "tokens"))
+    reached = within_reach(step_shapes, *(np.append(most, 0)[shape_of] for most in bounds), shape_of)
+    shape_ids, row_ids = (table["step_shape_id"].to_numpy() for table in (step_shapes, knot_evidence))
+    is_reached = np.zeros((len(names) + 1, max(shape_ids.max(initial=0), row_ids.max(initial=0)) + 1), bool)
+    is_reached[shape_of, shape_ids] = reached & (shape_of < len(names))
+    kept = knot_evidence.filter(pa.array(is_reached[row_of, row_ids]))
+    rows, row = combinations(kept, ["deployment_id", "family", "tier", "evidence"])
+    picoseconds = whole_sums(rounded(kept["gpu_us"].to_numpy() * 1e6), row, len(rows))
+    return [{**each, "gpu_us": time / 1e6} for each, time in zip(rows, picoseconds.tolist(), strict=True)]
 
 
 @produces("step_shapes")
@@ -155,19 +182,16 @@ def knot_shapes(
     kv_layout: pa.Table,
     models: pa.Table,
     kernel_implementations: pa.Table,
-    deployment_reach: pa.Table,
 ) -> pa.Table:
     """Step shapes of each deployment that can run: the knots between which step costs are interpolated.
 
-    Attention knots beyond ``deployment_reach`` are left out; a deployment without a row has no knots.
+    They depend on no load: cached step costs serve any.
     """
     broken = set(deployment_faults["deployment_id"].to_pylist())
     windows = dict(zip(kv_layout["deployment_id"].to_pylist(), kv_layout["window_tokens"].to_pylist(), strict=True))
     selections = dict(zip(models["model"].to_pylist(), models["index_top_k"].to_pylist(), strict=True))
     hidden = dict(zip(models["model"].to_pylist(), models["hidden"].to_pylist(), strict=True))
     switches_bytes = _switches_bytes(kernel_implementations)
-    limits = zip(*(deployment_reach[name].to_pylist() for name in ("deployment_id", "requests", "tokens")), strict=True)
-    reaches = {name: Reach(requests or EVERYTHING, tokens or EVERYTHING) for name, requests, tokens in limits}
     names = (
         *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
         *("query_tokens", "lock_step"),
@@ -175,19 +199,17 @@ def knot_shapes(
     tables, shapes_of_axes = [], {}
     rows = zip(*(deployment_settings[name].to_pylist() for name in names), strict=True)
     for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step in rows:
-        if deployment in broken or deployment not in reaches:
+        if deployment in broken:
             continue
         window = windows[deployment] or selections[model] or 0
         most_tokens = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most_tokens)
         sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
-        axes_key = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
-        key = axes_key, reaches[deployment]
+        key = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
         if key not in shapes_of_axes:
-            axes = part_knots(*axes_key)
-            shapes_of_axes[key] = _shapes_of(within_reach(axes, reaches[deployment]), axes)
+            shapes_of_axes[key] = _shapes_of(part_knots(*key))
         tables.append(_with_deployment(deployment, shapes_of_axes[key]))
-    return pa.concat_tables(tables) if tables else _with_deployment("", _shapes_of({}, {}))
+    return pa.concat_tables(tables) if tables else _with_deployment("", _shapes_of({}))
 
 
 def _switches_bytes(implementations: pa.Table) -> list[float]:
@@ -203,18 +225,12 @@ def _with_deployment(deployment: str, shapes: pa.Table) -> pa.Table:
     return shapes.add_column(0, "deployment_id", names)
 
 
-def _shapes_of(
-    axes: dict[str, tuple[np.ndarray, np.ndarray]], uncut_axes: dict[str, tuple[np.ndarray, np.ndarray]]
-) -> pa.Table:
-    """Return the step shapes of knots; ids count ``uncut_axes``, so that a knot has the same id at any reach."""
+def _shapes_of(axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
+    """Return the step shapes of knots, numbered part by part."""
     used_parts = [part for part in PARTS if part in axes]
     grids = [np.meshgrid(*axes[part], indexing="ij") for part in used_parts]
     x = np.concatenate([grid[0].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
     y = np.concatenate([grid[1].ravel() for grid in grids]) if grids else np.zeros(0, np.int64)
-    sizes = [[knots.size for knots in uncut_axes[part]] for part in used_parts]
-    firsts = np.cumsum([0, *(rows * columns for rows, columns in sizes)])
-    indices = [np.ogrid[: grid[0].shape[0], : grid[0].shape[1]] for grid in grids]
-    ids = [(first + i * size[1] + j).ravel() for first, size, (i, j) in zip(firsts, sizes, indices, strict=False)]
     part = np.repeat(np.arange(len(used_parts)), [grid[0].size for grid in grids])
     is_part = {name: part == number for number, name in enumerate(used_parts)}
     nowhere = np.zeros(x.size, dtype=bool)
@@ -225,7 +241,7 @@ def _shapes_of(
     decode, windowed = is_part.get("decode_attention", nowhere), is_part.get("decode_window", nowhere)
     return pa.table(
         {
-            "step_shape_id": np.concatenate([np.zeros(0, np.int64), *ids]),
+            "step_shape_id": np.arange(x.size),
             "part": pa.DictionaryArray.from_arrays(part.astype(np.int32), used_parts or [""]).cast(pa.string()),
             "x": x.astype(np.float64),
             "y": y.astype(np.float64),

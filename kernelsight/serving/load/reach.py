@@ -1,4 +1,4 @@
-"""Largest batch and longest request of each deployment's loads: step costs beyond these bounds are not needed."""
+"""Largest batch and longest request of each deployment's loads: labels count the step shapes up to these bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def reach_of_loads(deployments: pa.Table, *, read: Reader) -> pa.Table:
     """Largest batch and longest request of the loads of each deployment; unbounded without scenarios."""
     if read.is_available("scenarios"):
         return reach_of(*(read(name, read.columns_of(name)) for name in read.tables), deployments)
-    # knots then go up to the limits of the engine
     unset = pa.nulls(deployments.num_rows, pa.int64())
     return pa.table({"deployment_id": deployments["deployment_id"], "requests": unset, "tokens": unset})
 

@@ -42,16 +42,13 @@ def capacities(inputs: SimulationInputs, statistics: pa.Table) -> pa.Table:
         cached_share = totals["cached_tokens"] / totals["asked_tokens"] if totals["asked_tokens"] else 0.0
         if (start, stop, cached_share) not in loads:
             prompts, outputs = (inputs.columns[name][start:stop] for name in ("prompt_tokens", "output_tokens"))
-            loads[start, stop, cached_share] = (
-                lengths_of(prompts, outputs, cached_share),
-                int((prompts + outputs).max()),
-            )
-        lengths, longest = loads[start, stop, cached_share]
-        lengths = lengths._replace(burstiness=min(scenario["burstiness"] or 1.0, LEAST_REGULAR))
+            loads[start, stop, cached_share] = lengths_of(prompts, outputs, cached_share)
+        lengths = loads[start, stop, cached_share]._replace(
+            burstiness=min(scenario["burstiness"] or 1.0, LEAST_REGULAR)
+        )
         keys = tuple(deployments_of(scenario))
         replicas = tuple(scenario[name] for name in ("replicas", "prefill_replicas", "decode_replicas"))
-        in_flight = min(stop - start, scenario["max_concurrency"] or stop - start)
-        reach = Reach(in_flight, longest)
+        reach = reach_of(inputs, scenario)
         key = (keys, replicas, lengths, reach)
         if key not in ends_of_key:
             ends_of_key[key] = _ends(inputs, scenario, keys, lengths, reach)
@@ -70,6 +67,13 @@ def capacities(inputs: SimulationInputs, statistics: pa.Table) -> pa.Table:
             }
         )
     return pa.table({name: pa.array([row[name] for row in rows], arrow_type) for name, arrow_type in COLUMNS.items()})
+
+
+def reach_of(inputs: SimulationInputs, scenario: Mapping[str, Any]) -> Reach:
+    """Return the most requests that run at the same time in a scenario, and the tokens of its longest one."""
+    requests = slice(*inputs.spans[scenario["scenario_id"]])
+    prompts, outputs = (inputs.columns[name][requests] for name in ("prompt_tokens", "output_tokens"))
+    return Reach(min(prompts.size, scenario["max_concurrency"] or prompts.size), int((prompts + outputs).max()))
 
 
 def _selected(statistics: pa.Table) -> list[dict[str, Any]]:

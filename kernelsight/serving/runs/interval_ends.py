@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 
 from kernelsight.caches.memory_cache import LruCache, memoised
 from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
+from kernelsight.serving.costs.knots import Reach, within_reach
 from kernelsight.serving.engine.host import Z_90
-from kernelsight.serving.runs.capacity import capacities
+from kernelsight.serving.runs.capacity import capacities, reach_of
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import CostTables
 from kernelsight.serving.runs.simulate import serve_replicas
@@ -131,18 +132,27 @@ def _at_end(statistics: pa.Table, end: str) -> pa.Table:
 
 def _directions(inputs: SimulationInputs, costs: Mapping[str, pa.Table], totals: pa.Table) -> dict[str, int]:
     """Return the direction of each scenario's design point, from 0 (kernels alone) to ``DIRECTIONS`` (host alone)."""
-    widths = {
-        key: pc.sum(table["gpu_p95_us"]).as_py() / pc.sum(table["gpu_us"]).as_py() - 1.0 for key, table in costs.items()
-    }
+    scenarios = {row["scenario_id"]: row for row in inputs.scenarios}
+    widths: dict[tuple[str, Reach], float] = {}
     moves: dict[str, np.ndarray] = {}
     for row in totals.select(["scenario_id", "deployment_id", "gpu_ns", "host_ns"]).to_pylist():
         key = row["deployment_id"]
         host = math.expm1(Z_90 * inputs.hosts[key]["step_log_sd"])
-        move = np.array([row["gpu_ns"] * widths.get(key, 0.0), row["host_ns"] * host])
+        place = key, reach_of(inputs, scenarios[row["scenario_id"]])
+        if place not in widths:
+            widths[place] = _width(costs[key], place[1]) if key in costs else 0.0
+        move = np.array([row["gpu_ns"] * widths[place], row["host_ns"] * host])
         moves[row["scenario_id"]] = moves.get(row["scenario_id"], 0.0) + move
     return {
         name: round(math.atan2(host, kernels) / (math.pi / 2) * DIRECTIONS) for name, (kernels, host) in moves.items()
     }
+
+
+def _width(costs: pa.Table, reach: Reach) -> float:
+    """Return by which share step costs at the knots that a load can reach are higher at the end of their interval."""
+    reached = pa.array(within_reach(costs, *reach))
+    slow_us, middle_us = (pc.sum(costs[name].filter(reached)).as_py() for name in ("gpu_p95_us", "gpu_us"))
+    return slow_us / middle_us - 1.0
 
 
 def _towards(costs: pa.Table, column: str, share: float) -> np.ndarray:

@@ -72,7 +72,10 @@ class StepTimes:
         self._most = min(pool.limits.max_num_seqs, sequences), pool.limits.max_num_batched_tokens
         self._engine, self._requests = np.zeros(1, ENGINE), np.zeros(self._most[0], REQUEST)
         self._uses = np.zeros((3, pool.costs.values.size))
+        # of single batches, which a bound call reads
+        self._new, self._past = np.zeros((2, self._most[0]), np.int64)
         self._ends, self._one = np.zeros(2, np.int64), np.zeros((4, 1))
+        self._time_one = time_steps.bound(*self._arguments(self._new, self._past, self._ends, self._one))
 
     def __call__(self, batch: Any) -> StepTime:
         """Return the time of one step, or of many.
@@ -90,8 +93,11 @@ class StepTimes:
             raise InvalidInput(NOT_WHOLE) from None
         if flat.size % 2:
             raise InvalidInput("a batch has a pair of new_tokens and past_tokens for each sequence.")
-        self._ends[1] = flat.size // 2
-        self._fill(flat[::2].copy(), flat[1::2].copy(), self._ends, self._one)
+        size = flat.size // 2
+        if size > self._new.size:
+            return self._of_arrays(flat[::2], flat[1::2], [0, size])  # which says what does not fit
+        self._new[:size], self._past[:size], self._ends[1] = flat[::2], flat[1::2], size
+        self._refuse(self._time_one())
         return self._timed(*self._one[:, 0].tolist())
 
     def _of_arrays(self, new: Any, past: Any, offsets: Any) -> StepTime:
@@ -107,7 +113,7 @@ class StepTimes:
         if (np.diff(offsets) < 0).any():
             raise InvalidInput("the offsets of the batches fall; give them in order.")
         times = np.empty((4, offsets.size - 1))
-        self._fill(new, past, offsets, times)
+        self._refuse(time_steps(*self._arguments(new, past, offsets, times)))
         return self._timed(*times)
 
     def _timed(self, middle_us: Any, fast_us: Any, slow_us: Any, work_j: Any) -> StepTime:
@@ -118,11 +124,12 @@ class StepTimes:
         energy_j = settings["tp"] * held(free_w, cap_w, power["cap_sharpness"]) * middle_us / 1e6
         return StepTime(middle_us, fast_us, slow_us, energy_j)
 
-    def _fill(self, new: np.ndarray, past: np.ndarray, offsets: np.ndarray, times: np.ndarray) -> None:
-        fault = time_steps(
-            new, past, offsets, self._engine, self._requests, self._host, self._costs, self._layout, self._uses,
-            self.limits.window_tokens, self._most[1], self._log_sd, times,
-        )  # fmt: skip
+    def _arguments(self, new: np.ndarray, past: np.ndarray, offsets: np.ndarray, times: np.ndarray) -> tuple:
+        working_memory = (self._engine, self._requests, self._host, self._costs, self._layout, self._uses)
+        limits = (self.limits.window_tokens, self._most[1], self._log_sd)
+        return new, past, offsets, *working_memory, *limits, times
+
+    def _refuse(self, fault: int) -> None:
         if fault != FITS:
             raise InvalidInput(self._sentence(fault % 8, fault // 8))
 

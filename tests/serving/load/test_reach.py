@@ -1,12 +1,13 @@
-"""How far loads reach, which scenarios share a load, and which knots are left."""
+"""How far loads reach, which scenarios share a load, and which knots are reached."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from kernelsight.serving.costs.knots import Reach, part_knots, within_reach
+from kernelsight.serving.costs.knots import EVERYTHING, _shapes_of, part_knots, within_reach
 from kernelsight.serving.load.reach import reach_of
 from kernelsight.serving.load.requests import loads_of, requests_of
 from kernelsight.session import connect
@@ -78,16 +79,20 @@ def test_requests_that_are_given_are_the_loads():
 
 
 @pytest.mark.parametrize("window", [0, 128])
-def test_knots_are_cut_behind_the_first_that_lies_beyond(window: int):
-    axes = part_knots(4096, 256, 32768, window)
-    cut = within_reach(axes, Reach(40, 2000))
-    assert set(cut) == set(axes)
-    for part, (xs, ys) in axes.items():
-        kept_x, kept_y = cut[part]
-        assert np.array_equal(kept_x, xs[: kept_x.size]) and np.array_equal(kept_y, ys[: kept_y.size])
+def test_knots_are_reached_up_to_the_first_that_lies_beyond(window: int):
+    shapes = _shapes_of(part_knots(4096, 256, 32768, window))
+    two = pa.concat_tables([shapes, shapes])
+    owner = np.repeat([0, 1], shapes.num_rows)
+    both = within_reach(two, np.array([40, 7])[owner], np.array([2000, 90])[owner], owner)
+    reached = within_reach(shapes, 40, 2000)
+    assert np.array_equal(both, np.append(reached, within_reach(shapes, 7, 90)))
+    assert within_reach(shapes, EVERYTHING, EVERYTHING).all()
+    cut = shapes.filter(pa.array(reached))
     for part, most in (("decode_attention", 40), ("prefill_attention", 2000)):
-        for knots, reached in zip(cut[part], (most, 2000), strict=True):
-            assert knots[-2] <= reached < knots[-1]
-    assert all(np.array_equal(cut[part][0], axes[part][0]) for part in ("tokens", "logits"))
-    if window:
-        assert cut["decode_window"][1][-1] == window
+        for name, bound in (("x", most), ("y", 2000)):
+            knots, kept = (np.unique(each.filter(pc.equal(each["part"], part))[name]) for each in (shapes, cut))
+            assert np.array_equal(kept, knots[: kept.size]) and kept[-2] <= bound < kept[-1]
+    others = {name: shapes.filter(pc.equal(shapes["part"], name)).num_rows for name in ("tokens", "logits")}
+    assert others == {name: cut.filter(pc.equal(cut["part"], name)).num_rows for name in others}
+    windowed = cut.filter(pc.equal(cut["part"], "decode_window"))["y"].to_pylist()
+    assert max(windowed, default=window) == window

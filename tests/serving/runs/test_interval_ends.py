@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -83,10 +84,14 @@ def test_intervals_wait_until_they_are_asked_for_and_the_scenario_is_served_once
     ("gpu_ns", "host_ns", "direction"), [(100, 0, 0), (0, 100, 6), (1000, 1000, 3), (3000, 1000, 1)]
 )
 def test_the_direction_goes_by_what_moves_the_time(gpu_ns, host_ns, direction):
-    costs = {"d": pa.table({"gpu_us": [10.0, 10.0], "gpu_p95_us": [15.0, 15.0]})}
+    knots = {"part": ["decode_attention"] * 4, "x": [1.0, 2.0, 4.0, 8.0], "y": [0.0] * 4}
+    # no load with two requests reaches the last knot, whose width is another
+    costs = {"d": pa.table({**knots, "gpu_us": [10.0, 10.0, 10.0, 1.0], "gpu_p95_us": [15.0, 15.0, 15.0, 999.0]})}
     totals = pa.table({"scenario_id": ["s"], "deployment_id": ["d"], "gpu_ns": [gpu_ns], "host_ns": [host_ns]})
     sd = math.log(1.5) / ends.Z_90
     world = type("World", (), {"hosts": {"d": {"step_log_sd": sd}}})()
+    world.scenarios, world.spans = [{"scenario_id": "s", "max_concurrency": None}], {"s": (0, 2)}
+    world.columns = {name: np.array([3, 4]) for name in ("prompt_tokens", "output_tokens")}
     assert ends._directions(world, costs, totals) == {"s": direction}
 
 
@@ -105,7 +110,7 @@ def test_both_pools_of_a_disaggregated_scenario_move(session):
 
 def test_evidence_adds_up_to_the_time_of_the_kernels(session):
     run, _ = at_ends(session)
-    told = run.table("kernel_evidence")
+    told = run.table("knot_evidence")
     knots = run.sql(
         "select sum(latency_us * count) from kernel_latencies "
         "join step_shapes using (deployment_id, step_shape_id) where part <> 'whole'"
