@@ -14,7 +14,8 @@ from kernelsight.files.redaction import redacted_words
 from kernelsight.scenario.launch.documents import other_text, plain_text
 from kernelsight.scenario.launch.engine_options import find_option, options
 from kernelsight.scenario.launch.programs import Program, program_of_image, program_of_words
-from kernelsight.scenario.launch.shapes import Role, read_roles
+from kernelsight.scenario.launch.shape_table import Role
+from kernelsight.scenario.launch.shapes import read_roles
 from kernelsight.scenario.launch.shell_scripts import Script
 
 ENGINES = ("vllm", "sglang", "trtllm")

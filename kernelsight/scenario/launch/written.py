@@ -12,7 +12,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.files.shell_words import split_commands
 from kernelsight.scenario.launch.commands import OPTIONS_FILE, PARALLEL, launch_command
-from kernelsight.scenario.launch.shapes import Row, rows_of
+from kernelsight.scenario.launch.shape_table import Row, rows_of
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, prefill_flags
 
 FORMS = ("compose", "kubernetes", "dynamo", "llm-d")

@@ -12,7 +12,7 @@ import yaml
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.deployments import read_launch_line
-from kernelsight.scenario.launch.shapes import OPERATIONS
+from kernelsight.scenario.launch.shape_fields import OPERATIONS
 
 CASES = yaml.safe_load((Path(__file__).parent / "deployments.yaml").read_text(encoding="utf-8"))
 # flags whose value is computed from what stands in a file
