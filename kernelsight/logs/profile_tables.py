@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
 from typing import Any
 
 import polars as pl
 
-from kernelsight.catalog.tables import facts
 from kernelsight.logs.files import LogFile, unusable
-from kernelsight.logs.log_run import LogFormat, LogRun
+from kernelsight.logs.labels import fields_of, formats_of_rows
+from kernelsight.logs.log_run import LogRun
 from kernelsight.logs.profiles import kernel_run
 
 # factor to us, by unit
@@ -27,14 +26,6 @@ _DASHES = re.compile(r"^\s*-{3,}(?:\s+-{2,})+\s*$")
 DURATIONS = ("Duration", "gpu__time_duration.sum", "gpu__time_duration.avg")
 # lines before a header, and characters of a line that is looked at
 MOST_BEFORE, LONGEST = 400, 20_000
-
-
-@cache
-def _columns(form: str) -> list[tuple[re.Pattern[str], str, str | None]]:
-    """Return (pattern of a column's whole name, what it is, unit) of a form."""
-    rows = facts("log_fields")
-    assert rows is not None
-    return [(re.compile(row["pattern"]), row["column"], row["unit"]) for row in rows.to_pylist() if row["form"] == form]
 
 
 def _rows(lines: Iterator[str], form: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -74,7 +65,7 @@ def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
     header = next(table, [])
     found: dict[str, tuple[int, str | None]] = {}
     for place, cell in enumerate(header):
-        for pattern, column, unit in _columns(form["form"]):
+        for pattern, column, unit in fields_of(form["form"]):
             if pattern.fullmatch(cell) and column not in found:
                 stated = re.search(r"\(([a-zµ]+)\)", cell)
                 found[column] = (place, stated[1] if stated else unit)
@@ -137,15 +128,4 @@ def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
     return next(_rows(iter(file.text.splitlines()[:MOST_BEFORE]), form), None) is not None
 
 
-def profile_formats() -> tuple[LogFormat, ...]:
-    """Return the formats of ``log_forms`` that are tables of a profiler."""
-    forms = facts("log_forms")
-    assert forms is not None
-    return tuple(
-        LogFormat(
-            *(row["form"], row["role"], row["written_by"], partial(_recognises, form=row), partial(_read, form=row)),
-            by_rows=True,
-        )
-        for row in forms.to_pylist()
-        if row["layout"] == "table"
-    )
+FORMATS = formats_of_rows(("table",), _recognises, _read)

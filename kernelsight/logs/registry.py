@@ -50,8 +50,8 @@ FORMATS: tuple[LogFormat, ...] = (
     blis.FORMAT,
     measured_runs.FORMAT,
     plain.FORMAT,
-    *reports.report_formats(),
-    *server_lines.server_formats(),
+    *reports.FORMATS,
+    *server_lines.FORMATS,
     fpm.FORMAT,
     vllm_iterations.FORMAT,
     prometheus.FORMAT,
@@ -60,9 +60,9 @@ FORMATS: tuple[LogFormat, ...] = (
     forward_kernels.FORMAT,
     profiles.CHROME,
     profiles.NSYS,
-    *profile_tables.profile_formats(),
+    *profile_tables.FORMATS,
 )
-OF_SERVERS = (prometheus.FORMAT.name, *(log_format.name for log_format in server_lines.server_formats()))
+OF_SERVERS = (prometheus.FORMAT.name, *(log_format.name for log_format in server_lines.FORMATS))
 FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kernels": "--kernels"}
 
 

@@ -7,13 +7,11 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from kernelsight.catalog.tables import facts
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.labels import IGNORED, label_of, unit_of, value_in
-from kernelsight.logs.log_run import LogFormat, LogRun
+from kernelsight.logs.labels import IGNORED, formats_of_rows, label_of, unit_of, value_in
+from kernelsight.logs.log_run import LogRun
 from kernelsight.logs.summaries import statistic
 
 # statistics by (metric, statistic)
@@ -277,13 +275,4 @@ def labels_in(file: LogFile) -> set[str]:
     return {metric for _, found in fragments_of(file.text) for metric, _ in found}
 
 
-def _format(row: Mapping[str, Any]) -> LogFormat:
-    recognises, read = partial(_recognises, form=row), partial(_read, form=row)
-    return LogFormat(row["form"], row["role"], row["written_by"], recognises, read, by_rows=True)
-
-
-def report_formats() -> tuple[LogFormat, ...]:
-    """Return the formats of ``log_forms`` that hold statistics of runs."""
-    forms = facts("log_forms")
-    assert forms is not None
-    return tuple(_format(row) for row in forms.to_pylist() if row["layout"] in ("text", "json"))
+FORMATS = formats_of_rows(("text", "json"), _recognises, _read)

@@ -114,8 +114,8 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], list[Any], bool]:
     if isinstance(content, dict) and isinstance(content.get("configs_timings"), list):
         return {"triton": True}, content["configs_timings"], cut
     raise InvalidInput(
-        f"{path} is of no known tuner: it has no object 'cache' (Kernel Tuner), no list 'results' (its T4 file) or "
-        "'configs_timings' (Triton), and no line AUTOTUNE (inductor); give the file as the tuner wrote it."
+        f"{path} is of no known tuner: no 'cache' or 'results' (Kernel Tuner), no 'configs_timings' (Triton), no line "
+        "AUTOTUNE (inductor); give the file as it was written."
     )
 
 
