@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,12 @@ class Turn(NamedTuple):
     before: Sequence[Mapping[str, Any]]
     answer: str | None
     most_tokens: int | None
+
+
+@cache
+def say_once(text: str) -> None:
+    """Log what is said of a file once, however often a command reads it."""
+    LOG.info(text)
 
 
 def is_chats(data: bytes) -> bool:
@@ -81,7 +88,7 @@ def read_chats(path: Path, data: bytes, tokenizer: str | None) -> Conversations:
         raise errors.trace_unusable(path, problem, "Add max_tokens, or give lengths: --input-len and --output-len.")
     counted = "counted by the tokenizer" if tokenizer else "estimated, four bytes a token (--tokenizer counts them)"
     left_out = f"; {unanswered:,} messages without an answer are left out" if unanswered else ""
-    LOG.info(f"trace {path}: {len(names):,} requests of texts, whose tokens are {counted}{left_out}")
+    say_once(f"trace {path}: {len(names):,} requests of texts, whose tokens are {counted}{left_out}")
     prompts, outputs = np.array(sizes, np.int64).T
     return Conversations(names, prompts, outputs, hashes, BLOCK_TOKENS, Dependencies.of(pairs))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +15,12 @@ from kernelsight import errors
 from kernelsight.errors import shown
 from kernelsight.scenario.load_rules import CONVERSATION_ENDINGS
 from kernelsight.serving.load import dependencies as waiting
-from kernelsight.serving.load.chat_files import is_chats, read_chats
+from kernelsight.serving.load.chat_files import is_chats, read_chats, say_once
 from kernelsight.serving.load.conversation_files import Conversations, is_conversation, read_conversations
 from kernelsight.serving.load.dependencies import Dependencies
 from kernelsight.serving.load.trace_files import content_of, read_container
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace
 from kernelsight.serving.load.traces import TRACE_SCHEMA, numbers, requests_of_trace, text_of
-
-LOG = logging.getLogger(__name__)
 
 
 class RecordedLoad(NamedTuple):
@@ -85,7 +82,7 @@ def _without_failed(raw: RawTrace) -> RawTrace:
         return raw
     if not kept.size:
         raise errors.trace_unusable(raw.path, "all of its requests failed", "Give a file with some that succeeded.")
-    LOG.info(
+    say_once(
         f"trace {raw.path}: {failed:,} of {raw.columns.num_rows:,} requests failed (0 {raw.format.output_tokens}) and "
         "are left out"
     )
