@@ -15,7 +15,7 @@ from kernelsight.logs import (
     genai_perf,
     guidellm,
     inference_perf,
-    litellm,
+    json_forms,
     llmperf,
     measured_runs,
     otlp,
@@ -26,7 +26,6 @@ from kernelsight.logs import (
     prometheus,
     reports,
     server_lines,
-    sglang_requests,
     vllm_iterations,
 )
 from kernelsight.logs.files import LogFile
@@ -39,13 +38,12 @@ PLAIN = plain.FORMAT.name
 TEXTS, MOST_SHOWN = ("messages", "conversations", "prompt", "input_text"), 100
 FORMATS: tuple[LogFormat, ...] = (
     *bench_results.FORMATS,
-    sglang_requests.FORMAT,
+    *json_forms.FORMATS,
     guidellm.FORMAT,
     aiperf.FORMAT,
     genai_perf.FORMAT,
     llmperf.FORMAT,
     inference_perf.FORMAT,
-    litellm.FORMAT,
     otlp.FORMAT,
     blis.FORMAT,
     measured_runs.FORMAT,
