@@ -304,8 +304,9 @@ class SizeSearch(OpenedDeployments):
             best = min(self.options.values(), key=lambda option: option.order)
             if not self.is_sure(best.sized):
                 self._report(f"searching the rate of {best.sized.candidate.flags['gpu']} in full")
+                rate = best.sized.prospect.search.run(SURE, best.sized.highest.rate)
                 self._sure.add(best.sized.candidate.scenario_id)
-                self._size(best.sized.prospect, best.sized.prospect.search.run(SURE, best.sized.highest.rate))
+                self._size(best.sized.prospect, rate)
             elif best.holds and (reopened := self.still_open()):
                 self._search(reopened, lambda _: self._lowest_cost())
             else:
