@@ -203,7 +203,9 @@ class SizeSearch(OpenedDeployments):
                 return []
             raise InvalidInput(next(fault for fault in plan.faults if fault))
         trials, earlier = open_trials(fork, plan, self._work), trial_cache(fork)
-        self._report(f"{sum(one.scenario_id in trials.able for one in candidates):,} of {len(candidates):,} fit")
+        self._report(
+            f"{sum(one.scenario_id in trials.able for one in candidates):,} of {len(candidates):,} deployments fit"
+        )
         faults: dict[str, list[dict[str, Any]]] = {}
         for fault in fork.table("deployment_faults").to_pylist():
             faults.setdefault(fault["deployment_id"], []).append(fault)
