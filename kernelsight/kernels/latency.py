@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.array_expressions import evaluate
+from kernelsight.dataflow.array_expressions import bucket, padded
 from kernelsight.dataflow.generated_nodes import for_each
+from kernelsight.kernels.blocks import evaluate
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
 from kernelsight.kernels.die_order import (
     REPEAT_NOISE,
@@ -28,7 +29,7 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import BY_MATH, MICROSECONDS_PER_SECOND
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.network import FADE_OCTAVES, correction, outside
+from kernelsight.kernels.network import BY_NODE, FADE_OCTAVES, correction, outside
 from kernelsight.kernels.prepared_calls import (
     COLD_BYTES,
     CallGroup,
@@ -69,15 +70,15 @@ class EvaluatedCalls(NamedTuple):
     latency_us: np.ndarray  # (rows,)
 
 
-def latencies(family: str, calls: pa.Table, tables: PricingTables, *, backend: str = "auto") -> pa.Table:
+def latencies(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
     """Return ``kernel_latencies`` rows of one family's ``<family>_calls`` table, in its order.
 
-    The tier of ``deployment_settings`` decides what the constants may rest on. ``backend``: numpy, jax or auto (by the
-    number of rows), which give equal bytes. InvalidInput: a tier needs a sweep or points that the GPU does not have.
+    The tier of ``deployment_settings`` decides what the constants may rest on. InvalidInput: a tier needs a sweep or
+    points that the GPU does not have.
     """
     call_names = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     call_names = call_names.append_column("family", pa.repeat(family, calls.num_rows))
-    return with_call_names(call_names, latency_columns(family, calls, tables, backend=backend))
+    return with_call_names(call_names, latency_columns(family, calls, tables))
 
 
 @for_each("family")
@@ -104,12 +105,12 @@ def with_call_names(call_names: pa.Table, computed: pa.Table) -> pa.Table:
     return pa.table({name: _decoded(columns[name]) for name in COLUMNS})
 
 
-def latency_columns(family: str, calls: pa.Table, tables: PricingTables, *, backend: str = "auto") -> pa.Table:
+def latency_columns(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
     """Return the computed columns of :func:`latencies`, strings dictionary-encoded.
 
     ``calls`` needs the columns of :func:`columns_read` alone.
     """
-    evaluated = evaluate_calls(family, calls, tables, backend=backend)
+    evaluated = evaluate_calls(family, calls, tables)
     roofline, rows = evaluated.results["roofline_us"], calls.num_rows
     evaluated, dynamic_energy_j = under_power_limits(family, calls, evaluated, tables)
     latency, p05, p95 = interval(family, evaluated, tables.coefficients)
@@ -168,12 +169,12 @@ def columns_read(family: str, available: Collection[str]) -> list[str]:
     )
 
 
-def evaluate_calls(family: str, calls: pa.Table, tables: PricingTables, *, backend: str = "auto") -> EvaluatedCalls:
+def evaluate_calls(family: str, calls: pa.Table, tables: PricingTables) -> EvaluatedCalls:
     """Return the latencies of a family's calls before power limits; ``calls``: the columns of :func:`columns_read`.
 
     They keep the order of GPUs of one die (:mod:`kernelsight.kernels.die_order`).
     """
-    evaluated = _of_own_fits(family, calls, tables, backend)
+    evaluated = _of_own_fits(family, calls, tables)
     row_ranks = ranks(evaluated.tier)
     compared = [
         (one, rows)
@@ -184,7 +185,7 @@ def evaluate_calls(family: str, calls: pa.Table, tables: PricingTables, *, backe
         return evaluated
     rows, gpus, gpu_of_row = calls_of_siblings(compared)
     sibling_calls = with_gpu(calls.take(pa.array(rows)), dictionary_of(gpus, gpu_of_row))
-    return _in_order(evaluated, compared, _of_own_fits(family, sibling_calls, tables, backend))
+    return _in_order(evaluated, compared, _of_own_fits(family, sibling_calls, tables))
 
 
 def _in_order(
@@ -217,13 +218,13 @@ def _in_order(
     return evaluated._replace(evidence=evidence, evidence_of_row=evidence_of_row, tier=tier, latency_us=latency)
 
 
-def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables, backend: str) -> EvaluatedCalls:
+def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables) -> EvaluatedCalls:
     """Return the latencies of a family's calls, each by the fit of its own GPU."""
     ready = prepare_calls(family, calls, tables)
     results: dict[str, np.ndarray] = {}
     beyond_sizes = np.zeros(calls.num_rows, bool)
     for group in ready.groups():
-        group_results = _evaluate_group(ready, group, backend)
+        group_results = _evaluate_group(ready, group)
         if "outside_octaves" in group_results:
             beyond_sizes[group.rows] = group_results.pop("outside_octaves") > FADE_OCTAVES
         latency_us, roofline_us = group_results["latency_us"], group_results["roofline_us"]
@@ -267,7 +268,7 @@ def _tier_and_evidence(
     return tier, ready.kind_of_row + len(ready.evidence) * beyond
 
 
-def _evaluate_group(ready: PreparedCalls, group: CallGroup, backend: str) -> dict[str, np.ndarray]:
+def _evaluate_group(ready: PreparedCalls, group: CallGroup) -> dict[str, np.ndarray]:
     """Return the results of the family's expression for calls that share a correction, (rows of the group,)."""
     columns, kind_of_row = dict(group.columns), group.kind_of_row
     # one GPU, arithmetic and kernel, the common case, are numbers: no gather per row
@@ -276,13 +277,20 @@ def _evaluate_group(ready: PreparedCalls, group: CallGroup, backend: str) -> dic
         kind = int(kind_of_row[0]) if kind_of_row.size else 0
         values: dict[str, Any] = {name: float(values[kind]) for name, values in ready.at.items()}
     else:
-        values = dict(ready.at)
+        values = {name: _of_few_lengths(each) for name, each in ready.at.items()}
         columns["kind"] = kind_of_row
     if group.corrected in ready.networks:
-        values["network"] = ready.networks[group.corrected][0]
+        network = ready.networks[group.corrected][0]
+        of_nodes = {name: _of_few_lengths(getattr(network, name)) for name in BY_NODE}
+        values["network"] = network._replace(**of_nodes)
         columns["node"] = ready.nodes_of_rows(group)
     kernel = kernel_of(ready.family)
-    return evaluate(kernel, kind_of_row.size, columns, uniform, ready.hardware, values, backend=backend)
+    return evaluate(ready.family, kernel, kind_of_row.size, columns, uniform, ready.hardware, values)
+
+
+def _of_few_lengths(values: np.ndarray) -> np.ndarray:
+    """Return constants of kinds or nodes, padded with rows that no call reads: JAX compiles for each length."""
+    return padded(values, bucket(len(values)))
 
 
 @cache
