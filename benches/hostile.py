@@ -86,25 +86,37 @@ def add_faster_gpus(session: Session) -> None:
 
 def of_one(row: Row, name: str) -> Iterator[Finding]:
     """Yield the findings of one scenario's summary: orders, sums and bounds."""
+    statistics = ("mean", "p50", "p90", "p99")
     for metric in METRICS:
-        ordered = [row[f"{metric}_{part}_ms"] for part in ("p50", "p90", "p99")]
+        ordered = [row[f"{metric}_{part}_ms"] for part in statistics]
         if None not in ordered:
-            worst = max(a - b for a, b in zip(ordered, ordered[1:], strict=False))
+            worst = max(a - b for a, b in zip(ordered[1:], ordered[2:], strict=False))
             yield "p50 <= p90 <= p99", max(worst, 0.0), name
             yield "no latency is negative", max(-min(ordered), 0.0), name
-    yield (
-        "queue <= TTFT <= E2E",
-        max(row["queue_mean_ms"] - row["ttft_mean_ms"], row["ttft_mean_ms"] - row["e2e_mean_ms"], 0),
-        name,
-    )
-    shares = row["front_end_share"] + row["queue_share"] + row["prefill_share"] + row["decode_share"]
-    yield "queue, prefill and decode are all of the time", _off(shares, 1.0), name
+    for part in statistics:
+        queue, first, whole = (row[f"{metric}_{part}_ms"] for metric in ("queue", "ttft", "e2e"))
+        if None not in (queue, first, whole):
+            yield "queue <= TTFT <= E2E", max(queue - first, first - whole, 0), name
+    shares = [row[f"{part}_share"] for part in ("front_end", "queue", "prefill", "decode")]
+    if None not in shares:
+        yield "queue, prefill and decode are all of the time", _off(sum(shares), 1.0), name
     yield "requests x duration", _off(row["request_throughput"] * row["duration_s"], row["completed"]), name
     yield "all requests are served or refused", float(row["completed"] > row["requests"]), name
     yield "KV cache is never over-full", max((row["peak_kv_share"] or 0) - 1, 0), name
-    for share in ("prefix_cache_hit_rate", "preempted_share"):
+    for share in ("prefix_cache_hit_rate", "preempted_share", "measured_share"):
         yield f"{share} is a share", max(-(row[share] or 0), (row[share] or 0) - 1, 0), name
-    if row.get("range_ratio") is None:
+    per_gpu = row["output_throughput_per_gpu"]
+    yield "throughput of a GPU x GPUs", _off(per_gpu * row["gpus"], row["output_throughput"]), name
+    if row["capacity_high"] is not None:
+        yield "throughput <= capacity", max(row["request_throughput"] / row["capacity_high"] - 1, 0), name
+    for column in ("mean_power_w", "energy_per_output_token_j", "energy_per_request_j", "capacity"):
+        value, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
+        if None not in (value, low, high):
+            yield "an interval holds its mean", max(low - value, value - high, 0), name
+    if row["mean_power_w"] is not None and row["energy_per_request_j"] is not None:
+        joules = row["energy_per_request_j"] * row["completed"]
+        yield "energy = power x time", _off(joules, row["mean_power_w"] * row["duration_s"]), name
+    if row.get("range_ratio") is None and row.get("output_len") is not None:
         tokens = row["completed"] * row["output_len"]
         yield "output tokens x duration", _off(row["output_throughput"] * row["duration_s"], tokens), name
 

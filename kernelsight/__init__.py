@@ -24,6 +24,7 @@ __all__ = [
     "Sizing",
     "StepTime",
     "StepTimes",
+    "Upgrade",
     "WhatIf",
     "__version__",
     "compare",
@@ -37,6 +38,7 @@ __all__ = [
     "size",
     "step_time",
     "sweep",
+    "upgrade",
     "what_if",
 ]
 
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
         size,
         step_time,
         sweep,
+        upgrade,
         what_if,
     )
     from kernelsight.scenario.launch.commands import launch_command
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from kernelsight.session import Session, connect
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
+    from kernelsight.upgrades.answer import Upgrade
 
 # names are imported on first use: `kernelsight --help` must not import DuckDB and Arrow
 _HOMES = {
@@ -72,12 +76,13 @@ _HOMES = {
     "Sizing": "sizing.answer",
     "StepTime": "serving.runs.step_times",
     "StepTimes": "serving.runs.step_times",
+    "Upgrade": "upgrades.answer",
     "WhatIf": "sweeps.runs",
     "KernelSightError": "errors",
     "launch_command": "scenario.launch.commands",
     "read_launch_line": "scenario.launch.deployments",
     **dict.fromkeys(
-        ("compare", "find_rates", "predict", "search", "simulate", "size", "step_time", "sweep", "what_if"),
+        ("compare", "find_rates", "predict", "search", "simulate", "size", "step_time", "sweep", "upgrade", "what_if"),
         "public_functions",
     ),
 }

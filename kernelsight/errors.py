@@ -57,6 +57,12 @@ class RunFailed(KernelSightError):
     exit_code = 1
 
 
+class LimitPassed(RunFailed):
+    """The question was answered, and the answer lies beyond a stated limit."""
+
+    exit_code = 3
+
+
 _SPEAKS_FLAGS: ContextVar[bool] = ContextVar("errors name flags as the command line does", default=False)
 
 

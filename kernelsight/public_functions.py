@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kernelsight.serving.runs.step_times import StepTime, StepTimes
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.runs import Run, WhatIf
+    from kernelsight.upgrades.answer import Upgrade
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -87,6 +88,12 @@ def find_rates(grid: Any, slo: Mapping[str, float], **options: Any) -> pa.Table:
 def size(**arguments: Any) -> Sizing:
     """Find the cheapest deployment for a rate within objectives, in a session of its own."""
     return connect().size(**arguments)
+
+
+@_as(Session.upgrade)
+def upgrade(**arguments: Any) -> Upgrade:
+    """Compare two versions of an engine for a deployment and its load, in a session of its own."""
+    return connect().upgrade(**arguments)
 
 
 @_as(Session.compare)

@@ -15,9 +15,8 @@ from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
-from kernelsight.project_graph import cache_policy, project_graph
-from kernelsight.scenario.keywords import DEPLOYMENT, SCENARIO, SIZED, takes_flags
-from kernelsight.shipped_tables import embedded_facts
+from kernelsight.project_graph import cache_policy, embedded_facts, project_graph
+from kernelsight.scenario.keywords import DEPLOYMENT, SCENARIO, SIZED, UPGRADED, takes_flags
 
 if TYPE_CHECKING:
     from kernelsight.comparison.comparison import Comparison
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from kernelsight.sizing.answer import Sizing
     from kernelsight.sweeps.gradient import Gradient
     from kernelsight.sweeps.runs import Run, WhatIf
+    from kernelsight.upgrades.answer import Upgrade
 
 
 def connect(path: str | Path | None = None, *, read_only: bool = False, files: bool = True) -> Session:
@@ -270,6 +270,18 @@ class Session(dataflow.Session):
         searched = {"max_gpus": max_gpus, "search": search, "tune": tune, "time_limit": time_limit, "effort": effort}
         question = amount | day | cost | margins | searched
         return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **question)
+
+    @takes_flags(*UPGRADED, question="upgrade_questions")
+    def upgrade(self, *, engine_from: str, engine_to: str, **flags: Any) -> Upgrade:
+        """Compare a deployment and its load in two versions of an engine, or in two engines, on the same requests.
+
+        ``engine_from``, ``engine_to``: engine and version, such as ``"vllm:0.24"``; ``flags`` as to ``simulate``.
+        InvalidInput: flags that do not go together, or a deployment that cannot run in one of the two.
+        """
+        from kernelsight.upgrades.answer import Upgrade
+        from kernelsight.upgrades.question import Question
+
+        return Upgrade(self.fork(), Question(flags, engine_from, engine_to))
 
     @takes_flags(*SCENARIO, question="comparisons")
     def compare(

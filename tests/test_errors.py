@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
+from kernelsight.errors import InvalidInput, KernelSightError, LimitPassed, RunFailed
 
 PACKAGE = Path(__file__).parents[1] / "kernelsight"
 # handlers of one fault of an input alone, and why the others are none of theirs
@@ -30,7 +30,9 @@ def kinds(error: type[Exception]) -> Iterator[type[Exception]]:
 def test_every_error_is_of_one_of_two_kinds() -> None:
     """A new class beside them would be missed by all who catch InvalidInput, as ContractBroken was."""
     assert set(KernelSightError.__subclasses__()) == {InvalidInput, RunFailed}
-    assert all(kind.exit_code == (1 if issubclass(kind, RunFailed) else 2) for kind in kinds(KernelSightError))
+    codes = {LimitPassed: 3}
+    of_kind = {kind: 1 if issubclass(kind, RunFailed) else 2 for kind in kinds(KernelSightError)} | codes
+    assert all(kind.exit_code == code for kind, code in of_kind.items())
 
 
 def handlers() -> Iterator[str]:

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 ROOMS = tuple(
     """
     version number_format escape errors files caches dataflow laboratory catalog models kernels fitting scenario
-    forward serving logs present measure sweeps sizing comparison searching choices shipped_tables project_graph
+    forward serving logs present measure sweeps sizing upgrades comparison searching choices project_graph
     session public_functions __init__ server plugins evaluation cli __main__
     """.split()
 )
@@ -31,6 +31,7 @@ PUBLIC_FUNCTIONS = {
     "sweep",
     "find_rates",
     "size",
+    "upgrade",
     "compare",
     "search",
     "connect",

@@ -1,16 +1,21 @@
-"""Parses untrusted JSON and YAML within a budget of the number of values and of levels; an alias counts at each use."""
+"""Parses untrusted JSON, YAML, TOML and Python literals within a budget of values and levels.
+
+An alias of YAML counts at each use.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kernelsight.files.bounded_files import TOO_MUCH_MEMORY, Refuse, read_text
-from kernelsight.files.budget import MANIFEST, SETTINGS, Budget
+from kernelsight.files.budget import MANIFEST, OPTIONS, SETTINGS, Budget
 
 # digits: no setting has a longer number, and YAML needs time quadratic in the length of some
 LONGEST_NUMBER = 1000
@@ -50,7 +55,38 @@ def parse_json(text: str, refuse: Refuse, budget: Budget = SETTINGS) -> Any:
     except ValueError as problem:
         is_repeated = isinstance(problem, RepeatedName)
         raise refuse(f"is not JSON ({problem if is_repeated else 'a number has thousands of digits'})") from None
-    check_levels(value, budget, refuse)
+    _check_levels(value, budget, refuse)
+    return value
+
+
+def parse_toml(text: str, refuse: Refuse, budget: Budget = MANIFEST) -> dict[str, Any]:
+    """Parse TOML text within a budget.
+
+    >>> from kernelsight.errors import InvalidInput
+    >>> parse_toml("a = 1", InvalidInput)
+    {'a': 1}
+    """
+    return _plain(tomllib.loads, "TOML", text, refuse, budget)
+
+
+def parse_literal(text: str, refuse: Refuse, budget: Budget = OPTIONS) -> Any:
+    """Parse a literal of Python within a budget.
+
+    >>> from kernelsight.errors import InvalidInput
+    >>> parse_literal("{'tp': 2}", InvalidInput)
+    {'tp': 2}
+    """
+    return _plain(ast.literal_eval, "a literal of Python", text, refuse, budget)
+
+
+def _plain(parse: Callable[[str], Any], form: str, text: str, refuse: Refuse, budget: Budget) -> Any:
+    if len(text) > budget.bytes or text.count(",") + text.count("=") + text.count("[") > budget.values:
+        raise refuse(_too_many(budget))
+    try:
+        value = parse(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise refuse(f"is not {form}") from None
+    _check_levels(value, budget, refuse)
     return value
 
 
@@ -71,7 +107,7 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def check_levels(value: Any, budget: Budget, refuse: Refuse) -> None:
+def _check_levels(value: Any, budget: Budget, refuse: Refuse) -> None:
     level, depth = [value], 0
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
@@ -89,6 +125,9 @@ def parse_yaml(text: str, refuse: Refuse, budget: Budget = MANIFEST) -> list[Any
     >>> parse_yaml("a: 1\\nb: &x [*x]", lambda found: InvalidInput(f"the manifest {found}."))
     Traceback (most recent call last):
     kernelsight.errors.InvalidInput: the manifest is not YAML (line 2: the anchor 'x' contains itself).
+    >>> parse_yaml("a: 1\\na: 2", lambda found: InvalidInput(f"the manifest {found}."))
+    Traceback (most recent call last):
+    kernelsight.errors.InvalidInput: the manifest is not YAML (line 1: a name occurs twice; keep one).
     """
     import yaml
 
@@ -117,6 +156,14 @@ def _loader() -> Any:
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            # checked before << is merged, whose names may occur again
+            names = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            names = [name for name in names if not name[0].endswith(":merge")]
+            if len(set(names)) < len(names):
+                raise yaml.constructor.ConstructorError(None, None, "a name occurs twice; keep one", node.start_mark)
+            return super().construct_mapping(node, deep=deep)
+
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:
                 return super().construct_object(node, deep=deep)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_values import parse_literal
 from kernelsight.files.redaction import names_secret, redacted_text
 
 LONGEST_VALUE = 200
@@ -41,7 +42,7 @@ def non_default_args(line: str) -> dict[str, tuple[str, str]]:
     if not match:
         return {}
     try:
-        values = ast.literal_eval(match.group(1))
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        values = parse_literal(match.group(1), InvalidInput)
+    except InvalidInput:
         return {}
     return flat_settings(values, "non-default args") if isinstance(values, dict) else {}

@@ -25,6 +25,8 @@ SIZED = tuple(
     if flag.name not in ("gpu", "request_rate", "max_concurrency", "trace", "replicas")
     and not flag.name.startswith(("ramp_up", "goodput"))
 )
+# flags of ``upgrade``: without the engine, which it states itself
+UPGRADED = tuple(flag for flag in SCENARIO if flag.name not in ("engine", "engine_version"))
 TYPES = {"whole": "int", "number": "float", "switch": "bool", "yes": "bool"}
 # an option of the command line, with the placeholder of its value; text in quotes is a command or a user's value, and
 # is not changed

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_values import read_json
+from kernelsight.files.bounded_values import parse_literal, read_json
 from kernelsight.files.numbers import is_number
 from kernelsight.searching.tuner_files import COLUMNS, TunerFile
 
@@ -97,8 +97,8 @@ def _values(name: str, listed: Any, origin: str) -> list[Any]:
     """Return the distinct values of a parameter; T1 files write the list as a text."""
     if isinstance(listed, str):
         try:
-            listed = ast.literal_eval(listed)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            listed = parse_literal(listed, InvalidInput)
+        except InvalidInput:
             listed = None
     values = list(dict.fromkeys(listed)) if isinstance(listed, list | tuple) and all(map(_is_plain, listed)) else []
     if not values or not name.isidentifier():

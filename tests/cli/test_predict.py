@@ -67,6 +67,7 @@ def test_a_kernel_of_several_kinds_of_layers_is_one_row() -> None:
     calls |= {"call": ["b.o", "a.norm", "a.o"], "count": [2, 10, 3], "shape": [{"m": 1}, {"m": 2}, {"m": 1}]}
     calls |= {"flops": [4.0] * 3, "bytes": [8.0] * 3} | of_calls
     latencies = {"call": calls["call"], "bound": ["memory"] * 3, "tier": ["auto"] * 3, "evidence": ["x", "y", "x"]}
+    latencies |= {"implementation": ["a", "b", "a"], "measured_version": [None] * 3}
     times = ("roofline_us", "eta", "latency_us", "latency_p05_us", "latency_p95_us", "energy_j")
     latencies |= {name: [3.0, 1.0, 3.0] for name in times}
     kernels, evidence = step_kernels(pa.table(calls), pa.table(latencies))

@@ -197,7 +197,7 @@ def _put(fields: dict[str, Any], path: list[str], value: str | None) -> None:
     plain = "true" if value is None else value
     try:
         fields[path[-1]] = json.loads(plain)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields[path[-1]] = plain
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import tomllib
 from typing import Any
 
 from kernelsight.catalog.tables import facts
+from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import Refuse
-from kernelsight.files.bounded_values import check_levels, parse_json, parse_yaml
+from kernelsight.files.bounded_values import parse_json, parse_toml, parse_yaml
 from kernelsight.files.budget import MANIFEST
-from kernelsight.files.shell_words import MOST_CHARACTERS
 from kernelsight.scenario.launch.python_calls import read_python
 
 _QUOTES = str.maketrans("“”„‟«»‘‚‛\u00a0\u202f\u2003", '""""""\'\'\'   ', "\u200b\ufeff")
@@ -19,7 +19,7 @@ _DASH = re.compile(r"(?<!\S)(?:[–—]-?|-[–—])(?=[a-zA-Z][\w-]+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|[a-z]+\s+[\"(.$])|\{\{-?\s*(?:else|end)\b")
 _FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 _YAML_LINE = re.compile(r"(?:-\s+)*[\"']?[\w./$-]+[\"']?\s*:(?:\s|$)|- |---|\{|%YAML")
-_SECTION = re.compile(r"^\[(?:Service|Unit|Container)\]\s*$", re.MULTILINE)
+_SECTION = re.compile(r"^\[(?:Service|Unit|Container|program:[\w.-]+)\]\s*$", re.MULTILINE)
 _TOML_LINE = re.compile(r"^(?:\[+[\w.\"-]+\]+|[\w.\"-]+\s+=\s)", re.MULTILINE)
 _PYTHON = re.compile(r"^(?:import|from)\s+\w[\w.]*(?:\s+import\b|\s*$|\s+as\b)", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]\s*(\S+)", re.MULTILINE)
@@ -44,13 +44,14 @@ def read_documents(text: str, refuse: Refuse) -> list[Any]:
         value = parse_json(text, refuse, MANIFEST) if text.rstrip()[-1:] in ("}", "]") else parse_yaml(text, refuse)
         return value if isinstance(value, list) else [value]
     if _SECTION.search(text):
-        return [_unit(text)]
+        return [_unit(text, refuse)]
     if _PYTHON.search(text) and not text.startswith("#!/bin"):
         tree = read_python(text, refuse)
         if tree is not None:
             return [tree]
-    if _TOML_LINE.search(text) and (value := _toml(text, refuse)) is not None:
-        return [value]
+    if _TOML_LINE.search(text):
+        with contextlib.suppress(InvalidInput):  # it may be another form
+            return [parse_toml(text, InvalidInput)]
     if _YAML_LINE.match(first):
         return parse_yaml(text, refuse)
     sizes = {_SHORT.get(name, name): value for name, value in _SBATCH.findall(text)}
@@ -74,14 +75,18 @@ def other_text(text: str) -> dict[str, Any] | None:
     return next((row for row in _OTHER_TEXTS if re.search(row["name"], head, re.MULTILINE)), None)
 
 
-def _unit(text: str) -> dict[str, Any]:
+def _unit(text: str, refuse: Refuse) -> dict[str, Any]:
     """Return the sections of a unit file of systemd; a name that occurs again has a list of values."""
     sections: dict[str, Any] = {}
     section: dict[str, Any] = {}
     for line in text.replace("\r\n", "\n").replace("\\\n", " ").split("\n"):
         line = line.strip()
+        if line.startswith("-"):
+            raise refuse(f"has a line that begins with {line.split()[0][:40]}: the one before ends without a backslash")
         if line.startswith("[") and line.endswith("]"):
-            section = sections.setdefault(line[1:-1], {})
+            kind, _, name = line[1:-1].partition(":")  # [program:NAME] of supervisord
+            section = sections.setdefault(kind, {})
+            section = section.setdefault(name, {}) if name else section
         elif "=" in line and line[:1] not in ("#", ";"):
             name, _, value = line.partition("=")
             name, value = name.strip(), value.strip()
@@ -92,15 +97,3 @@ def _unit(text: str) -> dict[str, Any]:
     for holder in sections.values():
         holder |= {name: value[-1] for name, value in holder.items() if isinstance(value, list) and "Env" not in name}
     return sections
-
-
-def _toml(text: str, refuse: Refuse) -> dict[str, Any] | None:
-    """Return the tables of TOML text; None: it is none."""
-    if len(text) > MOST_CHARACTERS:
-        return None
-    try:
-        value = tomllib.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    check_levels(value, MANIFEST, refuse)
-    return value

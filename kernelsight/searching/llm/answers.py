@@ -14,6 +14,8 @@ from kernelsight.files.numbers import is_number
 from kernelsight.searching.llm.prompt import BINS, EDGES
 
 # edges of the bins in the log of the speed-up; the outer ones are as wide as an octave
+# objects that are looked for in the text of an answer
+MOST_OBJECTS = 100
 LOG_EDGES = np.log(np.array([EDGES[0] / 2.0, *EDGES, EDGES[-1] * 2.0]))
 
 
@@ -69,15 +71,17 @@ def _text_fields(text: Any) -> dict[str, Any] | None:
     if not isinstance(text, str):
         return None
     decoder, fields, start = json.JSONDecoder(), None, text.find("{")
-    while start >= 0:
+    for _ in range(MOST_OBJECTS):
+        if start < 0:
+            break
         try:
-            value, length = decoder.raw_decode(text[start:])
+            value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            length = 1
+            end = start + 1
         else:
             if isinstance(value, dict) and any(name in value for name in BINS):
                 fields = value
-        start = text.find("{", start + length)
+        start = text.find("{", end)
     return fields
 
 

@@ -1,0 +1,62 @@
+"""The page of an upgrade: answer, metrics with the interval of their change, kernels, settings, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelsight.present.page import Page, Table
+
+# kernels that a terminal shows
+MOST_SHOWN = 16
+# columns that a narrow terminal omits, in this order
+EXPENDABLE = ("high", "low", "kernel before", "measured")
+
+
+def upgrade_page(answer: Mapping[str, Any]) -> Page:
+    """Return the page of an upgrade; ``answer``: as printed by `upgrade --format json`."""
+    metrics = [
+        {
+            "metric": name,
+            "before": row["from"],
+            "after": row["to"],
+            "change": row["change"],
+            "low": row["low"],
+            "high": row["high"],
+        }
+        for name, row in answer["metrics"].items()
+    ]
+    kernels = [
+        {
+            "step": row["phase"],
+            "family": row["family"],
+            "kernel before": row["from"],
+            "kernel after": row["to"] if row["to"] != row["from"] else "the same",
+            "ms before": row["ms_per_step_from"],
+            "ms after": row["ms_per_step_to"],
+            "measured": _measured(row["measured_from"], row["measured_to"]),
+        }
+        for row in sorted(answer["kernels"], key=lambda row: -abs(row["ms_per_step_to"] - row["ms_per_step_from"]))
+        if row["from"] != row["to"] or row["ms_per_step_from"] != row["ms_per_step_to"]
+    ]
+    settings = [{"setting": row["name"], "before": row["from"], "after": row["to"]} for row in answer["settings"]]
+    return Page(
+        f"{answer['from']} to {answer['to']}",
+        answer,
+        sentences=[answer["answer"]],
+        tables=[
+            Table("Metrics, and the 90 % interval of the change", metrics, expendable=EXPENDABLE, first=True),
+            Table("Kernels that change, in a step", kernels, expendable=EXPENDABLE, most=MOST_SHOWN),
+            Table("Settings that change", settings),
+            Table("Flags that undo what is slower", answer["flags"]),
+        ],
+    )
+
+
+def _measured(before: bool, after: bool) -> str:
+    """Return which sides were measured.
+
+    >>> _measured(True, True), _measured(False, True), _measured(False, False)
+    ('both', 'after', 'neither')
+    """
+    return "both" if before and after else "before" if before else "after" if after else "neither"

@@ -1,0 +1,1 @@
+"""What another version of an engine, or another engine, changes for a deployment and its load."""

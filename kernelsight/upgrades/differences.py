@@ -1,0 +1,118 @@
+"""How kernels of two versions differ in a step, and how far their predicted difference may be wrong.
+
+Errors that both versions share cancel: of a kernel that both run, only what its version changes is uncertain; kernels
+that replace each other have errors of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kernelsight.kernels.engine_versions import HALF_OF_90, version_key
+
+# standard deviation of the logarithm of (measured / predicted) change of one kernel between two versions that were
+# both measured, and where one was not (hidden versions, benches/versions.py)
+BOTH_MEASURED, ONE_MEASURED = 0.03, 0.08
+# share of the errors of two kernels that replace each other on one GPU that is common to both
+COMMON = 0.5
+MEASURED = "target-measured"
+
+
+def kernel_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of ``upgrade_kernels`` of a step; ``before``, ``after``: steps as ``predict`` returns them.
+
+    One row per kernel family; ``log_sd``: standard deviation of the logarithm of the ratio of both times.
+    """
+    sides = [_by_family(step) for step in (before, after)]
+    rows = []
+    for family in dict.fromkeys([*sides[0], *sides[1]]):
+        old, new = (side.get(family, _NOTHING) for side in sides)
+        rows.append(
+            {
+                "family": family,
+                "phase": after["phase"],
+                "kernel_from": old["kernel"],
+                "kernel_to": new["kernel"],
+                "ms_per_step_from": old["ms"],
+                "ms_per_step_to": new["ms"],
+                "measured_from": old["measured"],
+                "measured_to": new["measured"],
+                "log_sd": _log_sd(old, new),
+            }
+        )
+    return sorted(rows, key=lambda row: -abs(row["ms_per_step_to"] - row["ms_per_step_from"]))
+
+
+_NOTHING: dict[str, Any] = {"kernel": "", "ms": 0.0, "measured": True, "log_sd": 0.0}
+
+
+def _by_family(step: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the kernels of a step by family: names joined, milliseconds, whether measured, their own log_sd."""
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for kernel in step["kernels"]:
+        families.setdefault(kernel["family"], []).append(kernel)
+    version = step["settings"]["engine_version"]
+    found = {}
+    for family, kernels in families.items():
+        times = [kernel["count"] * kernel["latency_us"] for kernel in kernels]
+        total = sum(times) or 1.0
+        sds = [math.log(max(row["p95_us"], 1e-9) / max(row["latency_us"], 1e-9)) / HALF_OF_90 for row in kernels]
+        found[family] = {
+            "kernel": " ".join(dict.fromkeys(row["implementation"] or "host" for row in kernels)),
+            "ms": sum(times) / 1e3,
+            "measured": all(_is_measured(row, version) for row in kernels),
+            "log_sd": sum(time * sd for time, sd in zip(times, sds, strict=True)) / total,
+        }
+    return found
+
+
+def _is_measured(kernel: Mapping[str, Any], version: str | None) -> bool:
+    """Return whether a kernel was measured on its GPU, in this version; what engines launch alike, in any version."""
+    if kernel["tier"] != MEASURED:
+        return False
+    measured = kernel["measured_version"]
+    return measured is None or version is None or version_key(measured) == version_key(version)
+
+
+def _log_sd(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
+    if not old["ms"] or not new["ms"]:
+        return float(max(old["log_sd"], new["log_sd"]))
+    if old["kernel"] != new["kernel"]:
+        return float(math.hypot(old["log_sd"], new["log_sd"]) * math.sqrt(1.0 - COMMON))
+    return BOTH_MEASURED if old["measured"] and new["measured"] else ONE_MEASURED
+
+
+# parts of a correction (log_corrections) by phase and component
+PARTS = {
+    ("decode", "experts"): "moe", ("prefill", "experts"): "moe",
+    ("decode", "attention"): "decode_attention", ("prefill", "attention"): "prefill_attention",
+    ("decode", "exchange"): "communication", ("prefill", "exchange"): "communication",
+}  # fmt: skip
+
+
+def part_factors(rows: Sequence[Mapping[str, Any]], weights: Mapping[str, float], sign: float) -> dict[str, float]:
+    """Return factors on the parts of a step that move it by the difference's 90 % interval, in its likeliest direction.
+
+    ``rows``: of ``kernel_rows``, all phases; ``weights``: the number of steps of each phase; ``sign``: 1 slower, -1
+    faster.
+    """
+    from kernelsight.kernels.labels import component_of
+
+    moves: dict[str, float] = {}
+    times: dict[str, float] = {}
+    for row in rows:
+        if row["family"] == "host":
+            continue
+        part = PARTS.get((row["phase"], component_of(row["family"])), f"{row['phase']}_gemm")
+        time = weights[row["phase"]] * row["ms_per_step_to"]
+        moves[part] = moves.get(part, 0.0) + time * row["log_sd"]
+        times[part] = times.get(part, 0.0) + time
+    norm = _norm(moves.values())
+    sds = {part: moves[part] / times[part] for part in moves if times[part]}
+    return {part: math.exp(sign * HALF_OF_90 * sd * moves[part] / norm) for part, sd in sds.items()} if norm else {}
+
+
+def _norm(values: Iterable[float]) -> float:
+    return math.sqrt(sum(value * value for value in values))

@@ -1,0 +1,192 @@
+"""The tables of an upgrade: kernels, settings and metrics before and after, and the flags that undo what is slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.dataflow.python_nodes import produces, reads
+from kernelsight.forward.forward_step import predict_step
+from kernelsight.scenario.corrections import fingerprint
+from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS
+from kernelsight.scenario.launch.engine_options import options
+from kernelsight.scenario.plan import give_plan, plan_rows
+from kernelsight.scenario.refusals import refuse_faults
+from kernelsight.upgrades.differences import kernel_rows, part_factors
+from kernelsight.upgrades.question import METRICS, OF_ENGINE, Question, question_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kernelsight.dataflow.session import Session
+
+Rows = dict[str, list[dict[str, Any]]]
+# settings whose change is the question itself, or follows from another one
+NOT_LISTED = {"deployment_id", "engine", "engine_version", *OF_ENGINE, "sampler"}
+# flags of engines that are named otherwise in deployment_settings
+KERNEL_OF = {"moe_backend": ("moe",), "attention_backend": ("prefill_attention", "decode_attention")}
+# least slow-down of a family in a step that a flag is looked for, as a share of the step
+WORTH = 0.01
+
+
+@reads("scenario_summary", "deployment_settings", "host_settings", "requests", "kernel_latencies", "step_totals")
+@produces("upgrade_kernels", "upgrade_settings", "upgrade_metrics", "upgrade_flags")
+def upgrade_tables(upgrade_questions: pa.Table, *, fork: Callable[[], Session]) -> Rows:
+    """Simulate each deployment in both engines on the same requests, and compare kernels, settings and metrics.
+
+    InvalidInput: a question cannot be answered.
+    """
+    tables: Rows = {name: [] for name in TABLES}
+    for row in upgrade_questions.to_pylist():
+        for name, rows in _answer(fork, question_of(row)).items():
+            tables[name] += [{"question_id": row["question_id"], **answer_row} for answer_row in rows]
+    return tables
+
+
+TABLES = upgrade_tables.produces
+
+
+def _answer(fork: Callable[[], Session], question: Question) -> Rows:
+    """Return the rows of one question by table."""
+    before, after = (_simulated(fork, flags) for flags in question.sides)
+    sizes = step_sizes(before["summary"], before["lengths"])
+    kernels = []
+    for phase, phase_sizes in sizes.items():
+        steps = [_step(fork, flags, phase, phase_sizes) for flags in question.sides]
+        kernels += kernel_rows(*steps)
+    # prompts are computed once, and each token but the first in a decoding step of all
+    tokens = before["lengths"][1]
+    weights = {"prefill": 1.0, "decode": max(tokens - 1.0, 0.0) / sizes["decode"]["batch_size"]}
+    slow, fast = (
+        _simulated(fork, question.sides[1], part_factors(kernels, weights, sign))["summary"] for sign in (1.0, -1.0)
+    )
+    return {
+        "upgrade_kernels": kernels,
+        "upgrade_settings": _settings(before, after),
+        "upgrade_metrics": [metric_row(name, before["summary"], after["summary"], slow, fast) for name in METRICS],
+        "upgrade_flags": _flags(fork, question, kernels, before["summary"], after["summary"]),
+    }
+
+
+def _simulated(
+    fork: Callable[[], Session], flags: Mapping[str, Any], factors: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Simulate a row of flags; return summary, settings, and mean lengths of prompts and outputs.
+
+    ``factors``: on parts of the steps, as a correction. InvalidInput: it cannot run, and why.
+    """
+    with fork() as session:
+        plan = plan_rows(session, [flags], origin="")
+        give_plan(session, plan.deployments_of(plan.planned), plan.planned)
+        refuse_faults(session)
+        settings = next(
+            row
+            for row in session.table("deployment_settings").to_pylist()
+            if row["deployment_id"] == plan.planned[0]["deployment_id"]
+        )
+        if factors:
+            print_of = fingerprint(settings)
+            rows = [
+                {"fingerprint": print_of, "part": part, "factor": factor, "exposed_us": 0.0}
+                for part, factor in factors.items()
+            ]
+            session.give("log_corrections", rows)
+        (summary,) = session.table("scenario_summary").to_pylist()
+        host = session.table("host_settings").to_pylist()[0]
+        requests = session.query("select avg(prompt_tokens), avg(output_tokens) from requests").to_pylist()[0]
+        lengths = tuple(float(value or 1.0) for value in requests.values())
+    return {"summary": summary, "settings": settings, "host": host, "lengths": lengths}
+
+
+def step_sizes(summary: Mapping[str, Any], lengths: tuple[float, float]) -> dict[str, dict[str, int]]:
+    """Return the steps that stand for a run: a prompt of mean length, and its mean number of decoding sequences.
+
+    By Little's law that number is the rate of tokens times the time of one.
+
+    >>> step_sizes({"output_throughput": 1000.0, "tpot_mean_ms": 8.0}, (500.0, 101.0))
+    {'decode': {'batch_size': 8, 'context_len': 550}, 'prefill': {'batch_size': 1, 'input_len': 500}}
+    """
+    running = (summary["output_throughput"] or 0.0) * (summary["tpot_mean_ms"] or 0.0) / 1e3
+    context = int(lengths[0] + lengths[1] / 2.0)
+    return {
+        "decode": {"batch_size": max(1, round(running)), "context_len": context},
+        "prefill": {"batch_size": 1, "input_len": max(1, int(lengths[0]))},
+    }
+
+
+def _step(fork: Callable[[], Session], flags: Mapping[str, Any], phase: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """Predict one step of the deployment among flags of a scenario."""
+    own = {name: value for name, value in flags.items() if ALIASES.get(name, name) in DEPLOYMENT_FLAGS}
+    with fork() as session:
+        return predict_step(session, own, phase, {"input_len": None, "context_len": None, **sizes})
+
+
+def _settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the settings that differ, as rows of ``upgrade_settings``: of the deployment, then of the host."""
+    rows = []
+    for table in ("settings", "host"):
+        old, new = before[table], after[table]
+        rows += [
+            {"name": name, "value_from": _word(old.get(name)), "value_to": _word(value)}
+            for name, value in new.items()
+            if name not in NOT_LISTED and old.get(name) != value
+        ]
+    return rows
+
+
+def metric_row(
+    name: str, before: Mapping[str, Any], after: Mapping[str, Any], slow: Mapping[str, Any], fast: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a row of ``upgrade_metrics``: the change and its 90 % interval, in the metric's unit.
+
+    >>> metric_row("capacity", {"capacity": 4.0}, {"capacity": 5.0}, {"capacity": 4.5}, {"capacity": 5.5})["low"]
+    0.5
+    """
+    values = [side[name] for side in (before, after, slow, fast)]
+    row: dict[str, Any] = {"metric": name, "value_from": values[0], "value_to": values[1]}
+    if any(value is None for value in values):
+        return row | dict.fromkeys(("change", "low", "high"))
+    ends = sorted(value - values[0] for value in values[1:])
+    return row | {"change": values[1] - values[0], "low": ends[0], "high": ends[-1]}
+
+
+def _flags(
+    fork: Callable[[], Session],
+    question: Question,
+    kernels: Sequence[Mapping[str, Any]],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return options of the engine that bring a slower family its former kernel back, with the TPOT that they give."""
+    _, flags = question.sides
+    total = sum(row["ms_per_step_to"] for row in kernels)
+    rows = []
+    for flag, families in KERNEL_OF.items():
+        slower = [
+            row
+            for row in kernels
+            if row["family"] in families
+            and row["kernel_from"] != row["kernel_to"]
+            and row["ms_per_step_to"] - row["ms_per_step_from"] > WORTH * total
+        ]
+        option = next((known for known in options(flags["engine"]).values() if known.flag == flag), None)
+        if not slower or option is None:
+            continue
+        kernel = slower[0]["kernel_from"].partition(" ")[0]
+        written = option.written(kernel)
+        if written is None:
+            continue
+        changed = _simulated(fork, flags | {flag: kernel})["summary"]
+        rows.append(
+            {
+                "flag": f"{option.option} {written}",
+                "undoes": f"{slower[0]['kernel_to']} in place of {kernel}",
+                "tpot_p50_ms_from": after["tpot_p50_ms"],
+                "tpot_p50_ms_to": changed["tpot_p50_ms"],
+            }
+        )
+    return rows
+
+
+def _word(value: Any) -> str | None:
+    return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
