@@ -30,7 +30,7 @@ PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_atten
 EVERYTHING = 1 << 62
 
 
-# up to so many deployments in a session have knots for every load
+# most deployments of a session that have knots for every load
 FEW_DEPLOYMENTS = 8
 
 
