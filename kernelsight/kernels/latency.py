@@ -303,18 +303,11 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
         tensor_work = "math" in columns
         for name in BY_MATH:
             gpu[name] = hardware[name][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
-        rates = gpu["math_flops_per_us"]
         at = dict(at)
         network = at.pop("network", None)
         if "kind" in columns:
             at = {name: values[columns["kind"]] for name, values in at.items()}
-        if wire_share:
-            roofline = columns["bytes"] * wire_share(columns["group_size"]) / gpu["peak_link_bytes_per_us"]
-            bound = xp.full_like(roofline, 2.0)
-        else:
-            compute, memory = columns["flops"] / rates, columns["bytes"] / gpu["memory_bytes_per_us"]
-            roofline = xp.maximum(compute, memory)
-            bound = xp.where(compute > memory, 0.0, 1.0)
+        roofline, bound = roofline_and_bound(xp, wire_share, columns, gpu)
         if "new_tokens" in columns or declared.vector_work:
             # queries, keys and values of a prompt, and activations, were written by the kernel before: warm in L2
             columns["working_set_bytes"] = columns["bytes"]
@@ -334,6 +327,18 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
         return results if tiles is None else {**results, "tiles": tiles}
 
     return kernel
+
+
+def roofline_and_bound(xp: Any, wire_share: Callable[..., Any] | None, columns: Any, gpu: Any) -> tuple[Any, Any]:
+    """Return the rooflines of calls, us, and what bounds them (positions in BOUNDS); shape (rows,) each.
+
+    ``columns``: flops, bytes and, for a collective, group_size; ``wire_share``: of its family; ``gpu``: of each row.
+    """
+    if wire_share:
+        roofline = columns["bytes"] * wire_share(columns["group_size"]) / gpu["peak_link_bytes_per_us"]
+        return roofline, xp.full_like(roofline, 2.0)
+    compute, memory = columns["flops"] / gpu["math_flops_per_us"], columns["bytes"] / gpu["memory_bytes_per_us"]
+    return xp.maximum(compute, memory), xp.where(compute > memory, 0.0, 1.0)
 
 
 def _is_uniform(values: np.ndarray) -> bool:
