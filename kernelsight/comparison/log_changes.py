@@ -39,7 +39,7 @@ KIND_OF = {figure: kind for kind, figures in FIGURES.items() for figure in figur
 # changes of the load that can lengthen latencies
 LENGTHEN = ("request_rate", "prompt_tokens", "output_tokens", "cached_share")
 # settings that are reported as causes if both logs state them and they differ
-NAMED = ("model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")
+NAMED = ("engine_version", "model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")
 
 
 class LogPair(NamedTuple):
