@@ -26,31 +26,6 @@ def covered_cells(recorded: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [cell for cell in recorded["cells"] if cell["seen"]["n"]]
 
 
-def both(score: Mapping[str, Any]) -> str:
-    """Return "median / mean %"."""
-    return f"{percent(score['median_ape'], sign='')} / {percent(score['mape'])}"
-
-
-def headline() -> str:
-    """README's sentences on kernel errors: kernel choice known, nothing known, baselines, effect of a fact."""
-    gb200 = result("kernels_gb200")
-    cells = covered_cells(gb200)
-    affine, plain = (gb200["overall_baselines"][cell_name] for cell_name in ("affine_roofline", "roofline"))
-    n_behind = sum(bool(is_behind(cell)) for cell in cells)
-    cell_name = ("decode_attention", "bf16/fp8")
-    with_fact, without_fact = (
-        next(cell for cell in result(result_name)["cells"] if (cell["family"], cell["dtype"]) == cell_name)
-        for result_name in ("kernels_gb200", "kernels_facts")
-    )
-    return (
-        f"Median / mean error of GB200's kernels, nothing fitted on it, over {len(cells)} cells of serving shapes. Kernel choice known, "
-        f"kernels seen in training ({count(gb200['overall']['n'])} of {count(gb200['covered']['n'])} rows): {both(gb200['overall'])}; "
-        f"affine roofline {both(affine)} ({n_behind} cells are worse than it or H100 × ratio), plain roofline {both(plain)}. "
-        f"Nothing known of GB200, all kernels: {both(gb200['nothing_of_target']['covered'])}. One fact of decode attention was chosen on "
-        f"GB200: without it, FP8 KV cache has {both(without_fact['all'])}, not {both(with_fact['all'])}."
-    )
-
-
 def summary() -> str:
     """Table of the summary page: across generations, nothing known, baselines, from measured sites."""
     gb200 = result("kernels_gb200")
@@ -139,34 +114,6 @@ def cells() -> str:
         *BASELINES.values(),
         "roofline",
         "lower error, kernels seen",
-    ]
-    return table(head, rows)
-
-
-def nothing_known() -> str:
-    """Table of errors with kernel choice known and with nothing known of the target."""
-    gb200 = result("kernels_gb200")
-    nothing = gb200["nothing_of_target"]
-    parts = [
-        ("kernels seen in training: kernel choice known", gb200["overall"], gb200["pooled"]),
-        ("kernels seen in training: nothing known of the target", nothing["overall"], nothing["pooled"]),
-        ("every kernel: kernel choice known", gb200["covered"], None),
-        ("every kernel: nothing known of the target", nothing["covered"], None),
-    ]
-    rows = [
-        [title, count(score["n"]), mean_median(score), percent(score["p90_ape"], sign=""), f"{100 * score['bias']:+.1f}",
-         percent(score["coverage_90"], sign=""), f"{score['width_90']:.1f}", mean_median(pooled) if pooled else ""]
-        for title, score, pooled in parts
-    ]  # fmt: skip
-    head = [
-        f"mean over {len(covered_cells(gb200))} covered cells",
-        "rows",
-        "mean / median",
-        "p90",
-        "bias",
-        "coverage",
-        "width",
-        "pooled",
     ]
     return table(head, rows)
 

@@ -67,7 +67,6 @@ def kernels() -> str:
     rows += [row(f"– {WORK[each['family']]}", each["scores"]) for each in dense["cells"]]
     rows += [row("– rows whose roofline is 60 % of the measurement or more", figures["dense_near_roofline"])]
     rows += [row(f"**everything**, mean over {len(figures['families'])} families", everything["families"])]
-    rows += [row(f"– {each['family'].replace('_', ' ')}", each["scores"]) for each in figures["families"]]
     rows += [row(f"everything, mean over {len(figures['cells'])} cells", everything["cells"])]
     rows += [row("everything, pooled over rows", everything["pooled"])]
     for name, words in (("dense", "dense BF16, mean over 3 cells"), ("families", "everything, mean over families")):
@@ -81,29 +80,22 @@ def kernels() -> str:
 
 
 def fabrics() -> str:
-    """Table of figure 7: the share of a link's rate that an all-reduce reaches, small and large, and the start-up."""
+    """Sentence on figure 7: start-up and rate of all-reduces by GPU."""
     points = [point for point in result("paper_7")["points"] if point.get("us")]
     rows = []
     for gpu in dict.fromkeys(point["gpu"] for point in points):
         own = sorted((point for point in points if point["gpu"] == gpu), key=lambda point: point["bytes"])
         least, most = own[0], own[-1]
         half = next((point["bytes"] for point in own if point["efficiency"] >= most["efficiency"] / 2), None)
-        rows.append([gpu, most["fabric"], str(most["gpus"]), f"{least['us']:.1f}", f"{most['bytes'] / most['us'] / 1e3:.0f}",
-                     percent(most["efficiency"], 0), f"{half / 2**20:.2g}"])  # fmt: skip
-    head = [
-        "GPU",
-        "fabric",
-        "GPUs",
-        "smallest message (µs)",
-        "largest message (GB/s)",
-        "of the link's rate",
-        "half of that from (MiB)",
-    ]
-    return table(head, rows)
+        rate, start = most["bytes"] / most["us"] / 1e3, f"{least['us']:.0f}"
+        rows.append(
+            f"{gpu} ({most['fabric']}) {start} µs, {rate:.0f} GB/s ({percent(most['efficiency'], 0)}), {half / 2**20:.2g} MiB"
+        )
+    return f"Smallest message, largest message (share of the link's rate), message that reaches half of that: {'; '.join(rows)}."
 
 
 def composition() -> str:
-    """Table of figure 8: shares of families in the prompt, at the first and at the last token."""
+    """Sentence on figure 8: shares of families in the prompt, at the first and at the last token."""
     rows = result("paper_8")["rows"]
     places = (0, 1, 10, 20)
     titles = {row["place"]: row["generated"] for row in rows if row["place"] in places}
@@ -111,11 +103,12 @@ def composition() -> str:
     families = sorted(
         {row["family"] for row in rows}, key=lambda name: -max(shares.get((place, name), 0.0) for place in places)
     )
-    heads = [titles[place] if place == 0 else f"{titles[place]} tokens" for place in places]
-    return table(
-        ["family", *heads],
-        [[name, *(percent(shares.get((place, name)), 0) for place in places)] for name in families[:6]],
-    )
+    words = [
+        f"{titles[place]}{' tokens' if place else ''}: "
+        + ", ".join(f"{name} {percent(shares.get((place, name), 0.0), 0)}" for name in families[:4])
+        for place in places
+    ]
+    return f"{'; '.join(words)}."
 
 
 def runs() -> str:
@@ -136,22 +129,17 @@ def runs() -> str:
 
 
 def regions() -> str:
-    """Table of figure 11: η's magnitude and spread by family, and the region."""
+    """Lists of figure 11: η's magnitude and spread by family, and errors by region."""
     figures = result("paper_11")
-    rows = [
-        [
-            row["family"],
-            f"{row['geometric_mean']:.1f}",
-            NONE if row["spread"] is None else f"{row['spread']:.1f}",
-            row["region"],
-        ]
-        for row in sorted(figures["portability"], key=lambda row: -(row["spread"] or 0.0))
-        if row["implementation"] is None
-    ]
+    by_region: dict[str, list[str]] = {}
+    for row in sorted(figures["portability"], key=lambda row: -(row["spread"] or 0.0)):
+        if row["implementation"] is None:
+            spread = "one generation" if row["spread"] is None else f"{row['spread']:.1f}"
+            by_region.setdefault(row["region"], []).append(f"{row['family']} {row['geometric_mean']:.1f} ({spread})")
+    regions = [f"- {name}: {', '.join(families)}." for name, families in sorted(by_region.items())]
     errors = ", ".join(f"{row['region']} {both(row)} ({count(row['n'])} rows)" for row in figures["errors"])
-    return table(["family", "η, geometric mean", "largest / smallest GPU", "region"], rows) + (
-        f"\n\nError on GB200, nothing known of it, by the region of the kernel that ran (median / mean): {errors}."
-    )
+    error = f"- Error on GB200, nothing known of it, by the region of the kernel that ran (median / mean): {errors}."
+    return "\n".join(["Geometric mean of η (largest / smallest GPU):\n", *regions, error])
 
 
 def loads() -> str:
@@ -159,10 +147,14 @@ def loads() -> str:
     points = result("paper_12")["points"]
     keys = dict.fromkeys((point["deployment"], point["max_concurrency"]) for point in points)
     errors = {(point["deployment"], point["max_concurrency"], point["metric"]): point["error"] for point in points}
-    rows = [
-        [name, str(users), *(f"{errors[name, users, metric]:+.1f}" for metric in ("ttft", "tpot", "throughput"))]
-        for name, users in sorted(keys)
-    ]
+    rows = []
+    for name in dict.fromkeys(name for name, _ in keys):
+        users = sorted(number for other, number in keys if other == name)
+        signed = (
+            ", ".join(f"{errors[name, number, metric]:+.0f}" for number in users)
+            for metric in ("ttft", "tpot", "throughput")
+        )
+        rows.append([name, ", ".join(map(str, users)), *signed])
     return table(["deployment", "concurrency", "TTFT, %", "TPOT, %", "output throughput, %"], rows)
 
 
@@ -181,7 +173,7 @@ def ceilings() -> str:
 
 
 def shapes() -> str:
-    """Table of figure 10: the shape of each family, and the error of the dashed curve on GB200."""
+    """Sentence on figure 10: the error of the dashed curve on GB200, and the shape of each family."""
     figures = result("paper_10")
     rows = []
     for family, fixed in figures["fixed"].items():
@@ -189,6 +181,9 @@ def shapes() -> str:
         predicted = {point["size"]: point["predicted"] for point in own if point.get("predicted")}
         target = [point for point in own if point["gpu"] == "gb200" and point["size"] in predicted and point.get("eta")]
         errors = sorted(abs(predicted[point["size"]] / point["eta"] - 1.0) for point in target)
-        shape = ", ".join(f"{name} {value:.0f}" for name, value in fixed.items() if name not in ("engine", "dtype"))
-        rows.append([family, fixed["engine"], fixed["dtype"], shape, own[0]["axis"], percent(errors[len(errors) // 2])])
-    return table(["family", "engine", "formats", "shape", "along", "median error of the dashed curve"], rows)
+        shape = ", ".join(
+            f"{name} {value:.0f}" for name, value in fixed.items() if name not in ("engine", "dtype") and value
+        )
+        middle = percent(errors[len(errors) // 2], 0)
+        rows.append(f"{family} {middle} ({fixed['engine']}, {fixed['dtype']}, {shape})")
+    return f"Median error of the dashed curve: {'; '.join(rows)}."
