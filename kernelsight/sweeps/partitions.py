@@ -69,7 +69,7 @@ def split(
     size_so_far, deployments = 0, 0
     for scenarios in rows.values():
         deployment_size = sum(sizes[row["scenario_id"]] for row in scenarios)
-        if groups[-1] and (size_so_far + deployment_size > requests or deployments == DEPLOYMENTS and not few):
+        if groups[-1] and (size_so_far + deployment_size > requests or (deployments == DEPLOYMENTS and not few)):
             groups.append([])
             size_so_far = deployments = 0
         deployments += 1
