@@ -19,7 +19,7 @@ from record import RESULTS, ROOT, SERVERS, read, record
 
 from kernelsight.cli.backtest_page import coverage_table
 from kernelsight.cli.main import main as kernelsight
-from kernelsight.present.terminal import table_of
+from kernelsight.present.show import table_of
 
 SAMPLE = 60
 WORDS = ["backtest", *(word for source in ("aiconfigurator", *SERVERS) for word in ("--runs", source))]

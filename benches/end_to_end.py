@@ -19,8 +19,7 @@ from record import ROOT, record
 
 from kernelsight.cli.main import main as kernelsight
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.run_scores import GROUP, group_of, is_fitting, is_scored_separately
-from kernelsight.evaluation.runs.subsets import scored_runs
+from kernelsight.evaluation.runs.run_scores import GROUP, group_of, is_fitting, is_scored_separately, scored_runs
 
 WORDS = "backtest --runs aiconfigurator --constants transfer,group,shipped,none --against aiconfigurator"
 KEPT = ("levels", "by_basis", "read", "excluded", "runs", "fitted_on", "stated_again", "repeated", "not_simulated")

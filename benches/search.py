@@ -29,7 +29,7 @@ from kernelsight.laboratory.searches.tuner_strategies import check_strategy, exp
 from kernelsight.present.output import as_text
 from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
-from kernelsight.searching.replay import replay
+from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS
 from kernelsight.searching.space_files import SpaceTables, read_spaces

@@ -1,22 +1,31 @@
-"""Accuracy and CPU time of `size`, against a full search over all deployments: ``python benches/sizes.py``.
+"""Judges `size` by brute force: ``python benches/sizes.py [--cases N] [--seed S] [--keep FOLDER] [--limits]``.
 
-    python benches/sizes.py [--cases N] [--seed S] [--limits] [-o FILE.json]
+Draws planners' questions (by rate, users and sessions; dense models and mixtures of experts; one to five GPUs with
+prices), answers each by `size` with empty caches, and by a search of everything that fits, enumerated here: GPUs,
+tensor-parallel sizes 1 to 8, for mixtures data and expert parallelism too, five step budgets, formats of the KV cache
+where the question asks for them, 0 to 6 prefill and 0 to 6 decode replicas with two step budgets. The search of
+everything leaves a deployment out only where the throughput of its own closed loops shows that it is dearer; the
+others are searched, and the cheapest with the question's confidence is the truth. Prints the cost of both, CPU
+seconds, and whether the chosen deployment, searched and examined alone, holds with the instances that `size` states.
 
-Each case is a random model, two or three GPUs with prices, lengths, objectives and a rate. It runs `size`, then
-searches the highest rate of every GPU, tensor-parallel size and step size. Prints the share of cases whose chosen
-deployment is the same, or costs at most 2 % more than the cheapest, and CPU seconds of both. With --limits it checks
-instead whether the limit that `size` names is the resource of which a fifth more raises the rate most, by searches on
-hypothetical GPUs and flags.
+With --limits it checks instead whether the limit that `size` names is the resource of which a fifth more raises the
+rate most, by searches on hypothetical GPUs and flags.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,50 +33,244 @@ from bottlenecks import RATES, RELIEF, quick_host_of, with_faster_gpus
 from record import record
 
 import kernelsight as ks
-from kernelsight.present.output import as_text
+from kernelsight.scenario.objectives import objectives_of
+from kernelsight.scenario.plan import plan_rows
 from kernelsight.session import Session
-from kernelsight.sizing.tuning import STEP_TOKENS
+from kernelsight.sizing.probability import chances_of
+from kernelsight.sweeps.find_rate import open_trials
+from kernelsight.sweeps.rate_intervals import RATES as SHARES
+from kernelsight.sweeps.rate_intervals import Rated, intervals_at
+from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch
+from kernelsight.sweeps.steady import LEAST_REQUESTS
+from kernelsight.sweeps.trial_cache import trial_cache
 
-MODELS = ("qwen3-8b", "qwen3-32b", "qwen3-32b-fp8", "llama-3.1-8b", "qwen3-14b")
-PRICES = {"a100_sxm": 1.4, "h100_sxm": 2.4, "h200_sxm": 2.9, "b200_sxm": 4.6, "l40s": 0.9}
-SIZES = (1, 2, 4)
-# an answer of at most this times the lowest price counts as the same
-SAME = 1.02
+DENSE = ("llama-3.1-8b", "qwen3-8b", "qwen3-14b", "qwen3-32b-fp8", "llama-3.3-70b", "llama-3.1-70b-fp8")
+MIXTURES = ("gpt-oss-120b", "gpt-oss-20b", "qwen3-30b-a3b", "qwen3-235b-a22b-fp8")
+PRICES = {"a100_sxm": 1.4, "h100_sxm": 2.4, "h200_sxm": 2.9, "b200_sxm": 4.6, "l40s": 0.9, "mi300x": 2.2}
+SIZES = (1, 2, 4, 8)
+BUDGETS, BUDGETS_OF_SPLITS = (None, 1024, 2048, 4096, 16384), (None, 16384)
+MOST_REPLICAS = 6
+# a cost of at most this times the best counts as the best
+NEAR = 1.05
+# factor by which a rough rate may be below the exact one
+DOUBT = 1.08
+# one question, answered in a process of its own with empty caches: its answer and CPU seconds after the imports
+ALONE = """
+import json, sys, time
+import kernelsight as ks
+started = time.process_time()
+answer = ks.size(**json.loads(sys.argv[1]))
+print(json.dumps({"answer": answer.as_dict(), "cpu_s": time.process_time() - started}, default=str))
+"""
 
 
 def drawn(source: random.Random) -> dict[str, Any]:
-    """Return the arguments of a random `size` question."""
-    gpus = source.sample(sorted(PRICES), source.choice((2, 3)))
-    ttft, tpot = source.choice(("p90", "p95", "p99")), source.choice(("mean", "p90"))
-    return {
-        "model": source.choice(MODELS),
+    """Return the arguments of a random planner's question for `size`."""
+    mixture = source.random() < 0.35
+    gpus = source.sample(sorted(PRICES), source.choice((1, 2, 2, 3, 3, 4, 5)))
+    ttft, gap = source.choice(("p90", "p95", "p99")), source.choice(("tpot_mean", "tpot_p90", "tpot_p95", "itl_p95"))
+    question = {
+        "model": source.choice(MIXTURES if mixture else DENSE),
         "gpus": gpus,
         "prices": {gpu: round(PRICES[gpu] * source.uniform(0.7, 1.4), 2) for gpu in gpus},
-        "input_len": source.choice((256, 1024, 2048, 4096)),
-        "output_len": source.choice((64, 256, 500)),
+        "input_len": source.choice((300, 800, 1500, 3000, 4500, 8000)),
+        "output_len": source.choice((64, 150, 300, 600)),
         "slo": {
             f"ttft_{ttft}_ms": float(source.choice((500, 1000, 2000))),
-            f"tpot_{tpot}_ms": float(source.choice((25, 40, 60))),
+            f"{gap}_ms": float(source.choice((25, 40, 60))),
         },
-        "rate": round(math.exp(source.uniform(math.log(1.0), math.log(100.0))), 1),
+        "max_gpus": source.choice((4, 8, 8)),
+    }
+    kind = source.choice(("rate", "rate", "rate", "users", "sessions"))
+    if kind == "users":
+        question |= {"users": round(math.exp(source.uniform(math.log(20), math.log(3000))))}
+        question |= source.choice(({}, {"think_time_s": 20.0, "num_turns": 5}, {"think_time_s": 5.0, "num_turns": 3}))
+    else:
+        question |= {"rate": round(math.exp(source.uniform(math.log(1.0), math.log(150.0))), 1)}
+        if kind == "sessions":
+            question |= {"num_turns": 4, "think_time_s": 15.0, "rate": round(question["rate"] / 4, 2)}
+    if source.random() < 0.2:
+        question |= {"search": {"kv_cache_dtype": ["auto", "fp8"]}}
+    if source.random() < 0.3:
+        question |= {"confidence": source.choice((0.5, 0.8, 0.95))}
+    return question
+
+
+def flags_of(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a question's load and model, with a first rate or user."""
+    names = ("model", "input_len", "output_len", "num_turns", "think_time_s")
+    flags = {name: question[name] for name in names if name in question} | {"num_prompts": LEAST_REQUESTS}
+    return flags | ({"max_concurrency": 1} if "users" in question else {"request_rate": 1.0})
+
+
+def everything(question: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the flags of every deployment, and the GPUs of its instance."""
+    mixture, most = question["model"] in MIXTURES, question["max_gpus"]
+    formats = question.get("search", {}).get("kv_cache_dtype", [None])
+    parallel = [{"tensor_parallel_size": tp} for tp in SIZES if tp <= most]
+    if mixture:
+        parallel += [
+            {"tensor_parallel_size": tp, "data_parallel_size": dp, "expert_parallel_size": tp * dp}
+            for tp, dp in itertools.product(SIZES, SIZES)
+            if 1 < tp * dp <= most
+        ]
+    replicas = range(1, MOST_REPLICAS + 1)
+    for gpu, sizes, kv in itertools.product(question["gpus"], parallel, formats):
+        flags = {"gpu": gpu, **sizes} | ({"kv_cache_dtype": kv} if kv else {})
+        gpus = sizes["tensor_parallel_size"] * sizes.get("data_parallel_size", 1)
+        for budget in BUDGETS:
+            yield flags | ({"max_num_batched_tokens": budget} if budget else {}), gpus
+        for prefill, decode, budget in itertools.product(replicas, replicas, BUDGETS_OF_SPLITS):
+            if gpus * (prefill + decode) <= most:
+                split = {"prefill_replicas": prefill, "decode_replicas": decode}
+                budgets = {"max_num_batched_tokens": budget} if budget else {}
+                yield flags | split | budgets, gpus * (prefill + decode)
+
+
+class Everything:
+    """All deployments of a question in one session, their bounds, rates and chances, each computed once."""
+
+    def __init__(self, session: Session, question: Mapping[str, Any], rows: Sequence[tuple[dict[str, Any], int]]):
+        self.session, self.question = session, question
+        self.objectives = objectives_of(question["slo"])
+        self.rows = [flags_of(question) | flags for flags, _ in rows]
+        self.prices = [gpus * question["prices"][flags["gpu"]] for flags, gpus in rows]
+        self.plan = plan_rows(session, self.rows, on_fault="collect")
+        trials, cache = open_trials(session, self.plan), trial_cache(session)
+        self.searches: dict[int, RateSearch] = {}
+        seen = set()
+        for index, scenario in enumerate(self.plan.scenarios):
+            name = scenario and scenario["scenario_id"]
+            if name in trials.able and name not in seen:
+                self.searches[index] = RateSearch(trials, name, self.objectives, cache)
+                seen.add(name)
+
+    def cost(self, index: int, rate: float) -> float:
+        """Return the cost per hour of the instances that serve the question, each up to ``rate``."""
+        asked = self.question.get("users") or self.question["rate"]
+        return max(math.ceil(asked / rate * (1.0 - 1e-9)), 1) * self.prices[index] if rate > 0.0 else math.inf
+
+    def at_confidence(self, index: int, highest: HighestRate) -> float:
+        """Return the cost with the question's confidence; infinite where no load has it."""
+        rated = Rated(self.rows[index], highest)
+        ((at_rates),) = intervals_at(self.session, self.plan, [rated], [SHARES])
+        chances = chances_of(at_rates, self.objectives, highest.rate, highest.low)
+        return self.cost(index, highest.rate * chances.share_for(self.question.get("confidence", 0.9)))
+
+    def cheapest(self) -> tuple[float, dict[str, Any], int]:
+        """Return the lowest cost with the confidence, its flags, and the number of deployments."""
+        best, at = math.inf, -1
+        bounds = sorted((self.cost(index, search.capacity.most), index) for index, search in self.searches.items())
+        rough = {}
+        for bound, index in bounds:
+            if bound >= best:
+                break
+            found = self.searches[index].run(ROUGH)
+            if found.rate is None or self.cost(index, found.rate * DOUBT) >= best:
+                continue
+            rough[index] = found.rate
+            cost = self.at_confidence(index, found)
+            # a rough answer is only a reason to search in full what may be the best
+            if cost <= best * NEAR:
+                exact = self.searches[index].run(FULL, found.rate)
+                cost = self.at_confidence(index, exact) if exact.rate else math.inf
+                if cost < best:
+                    best, at = cost, index
+        chosen = {} if at < 0 else {k: v for k, v in self.rows[at].items() if k not in flags_of(self.question)}
+        return best, chosen, len(self.searches)
+
+
+def truth_of(question: Mapping[str, Any], keep: Path | None) -> dict[str, Any]:
+    """Return the cheapest of everything, from ``keep`` where an earlier run has found it."""
+    name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]
+    path = keep / f"{name}.json" if keep else None
+    if path and path.exists():
+        return json.loads(path.read_text())
+    started = time.process_time()
+    with ks.connect() as session:
+        cost, flags, count = Everything(session, question, list(everything(question))).cheapest()
+    truth = {"cost": cost, "flags": flags, "count": count, "cpu_s": time.process_time() - started}
+    if path:
+        path.write_text(json.dumps(truth))
+    return truth
+
+
+def checked(question: Mapping[str, Any], chosen: Mapping[str, Any]) -> float:
+    """Return the cost with the confidence of a chosen deployment that is searched and examined alone."""
+    names = ("gpu", "tensor_parallel_size", "data_parallel_size", "expert_parallel_size", "kv_cache_dtype")
+    names += ("prefill_replicas", "decode_replicas", "max_num_batched_tokens", "cuda_graph_sizes", "max_num_seqs")
+    names += ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
+    flags = {name: chosen[name] for name in names if chosen.get(name) is not None}
+    with ks.connect() as session:
+        alone = Everything(session, question, [(flags, chosen["gpus"] // chosen["instances"])])
+        if not alone.searches:
+            return math.inf
+        found = alone.searches[0].run(FULL, chosen.get("users") or chosen["rate"])
+        return alone.at_confidence(0, found) if found.rate else math.inf
+
+
+def sized(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of `size` in a process of its own with empty caches, and its CPU seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", ALONE, json.dumps(question)],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"KERNELSIGHT_CACHE": folder},
+        )
+    if done.returncode:
+        return {"crash": done.stderr.strip().splitlines()[-1:] or done.returncode}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def case_of(question: Mapping[str, Any], keep: Path | None) -> dict[str, Any]:
+    """Return one question's row: cost of `size` over the best, whether it holds, and CPU seconds."""
+    result, truth = sized(question), truth_of(question, keep)
+    if "crash" in result:
+        return {"crash": str(result["crash"]), "best": truth["cost"], "near": False, "holds": True, "cpu_s": None}
+    answer = result["answer"]
+    chosen = answer["chosen"]
+    confidence = question.get("confidence", 0.9)
+    sure = chosen is not None and (chosen["probability"] or 0.0) >= confidence - 1e-6
+    cost, best = (chosen["price_per_hour"] if sure else math.inf), truth["cost"]
+    alone = checked(question, chosen) if sure else math.inf
+    return {
+        "cost": cost,
+        "best": best,
+        "near": cost <= best * NEAR or (math.isinf(cost) and math.isinf(best)),
+        # the same deployment, examined alone, may need a tenth more instances of many by the noise of runs
+        "holds": not sure or alone <= max(cost * 1.1, cost + chosen["price_per_hour"] / chosen["instances"]),
+        "alone": alone,
+        "complete": answer["complete"],
+        "cpu_s": round(result["cpu_s"], 1),
+        "best_flags": truth["flags"],
+        "count": truth["count"],
     }
 
 
-def everything(session: Session, question: dict[str, Any]) -> tuple[float, str]:
-    """Return the price per hour and the name of the cheapest of all deployments; inf and '' without one."""
-    flags = {name: question[name] for name in ("model", "input_len", "output_len")}
-    grid = [
-        flags | {"gpu": gpu, "tensor_parallel_size": tp} | ({"max_num_batched_tokens": tokens} if tokens else {})
-        for gpu, tp, tokens in itertools.product(question["gpus"], SIZES, (None, *STEP_TOKENS))
-    ]
-    cheapest = (math.inf, "")
-    for row, answer in zip(grid, session.find_rates(grid, question["slo"]).to_pylist(), strict=True):
-        if answer["max_request_rate"]:
-            instances = math.ceil(question["rate"] / answer["max_request_rate"])
-            price = instances * row["tensor_parallel_size"] * question["prices"][row["gpu"]]
-            name = f"{row['gpu']} TP {row['tensor_parallel_size']} {row.get('max_num_batched_tokens', '')}".strip()
-            cheapest = min(cheapest, (price, name))
-    return cheapest
+def judged(cases: int, seed: int, keep: Path | None) -> dict[str, Any]:
+    """Print each case, and return the figures that are recorded."""
+    source, rows = random.Random(seed), []
+    while len(rows) < cases:
+        question = drawn(source)
+        row = case_of(question, keep)
+        rows.append(row)
+        print(json.dumps(question), flush=True)
+        print("   ", json.dumps(row, default=str), flush=True)
+    spent = sorted(row["cpu_s"] for row in rows if row["cpu_s"] is not None)
+    figures = {
+        "cases": cases,
+        "seed": seed,
+        "near": sum(row["near"] for row in rows),
+        "cheaper_than_holds": sum(not row["holds"] for row in rows),
+        "crashes": sum("crash" in row for row in rows),
+        "complete": sum(bool(row.get("complete")) for row in rows),
+        "size_cpu_s": spent[len(spent) // 2] if spent else None,
+        "size_cpu_s_most": spent[-1] if spent else None,
+        "deployments": sum(row.get("count", 0) for row in rows),
+    }
+    print(json.dumps(figures))
+    return figures
 
 
 def rates_with_more(
@@ -89,15 +292,18 @@ def rates_with_more(
     return gain_of | {"host": host / rate_now - 1.0}
 
 
-def main_limits(cases: int, source: random.Random) -> dict[str, int]:
+def main_limits(cases: int, seed: int) -> dict[str, int]:
     """Print and return the number of cases whose named limit raises the rate most, or within 2 % of the most."""
     right = near = done = 0
+    source = random.Random(seed)
     with ks.connect() as session:
         with_faster_gpus(session, sorted(PRICES))
         quick_host = quick_host_of(session)
         while done < cases:
             question = drawn(source)
-            row = session.size(max_gpus=SIZES[-1], tune=False, confidence=0.5, **question).chosen
+            if "users" in question or "num_turns" in question or question["model"] in MIXTURES:
+                continue
+            row = session.size(tune=False, **question | {"max_gpus": 4, "confidence": 0.5, "search": {}}).chosen
             if row is None:
                 continue
             gain_of = rates_with_more(session, quick_host, question, row)
@@ -106,71 +312,31 @@ def main_limits(cases: int, source: random.Random) -> dict[str, int]:
             right += best == row["limit"]
             # each of two rates is found to 1 %
             near += gain_of[row["limit"]] >= gain_of[best] - 0.02
-            print(
-                question["model"],
-                row["gpu"],
-                row["limit"],
-                {name: f"{gain:+.1%}" for name, gain in gain_of.items()},
-                flush=True,
-            )
+            gains = {name: f"{gain:+.1%}" for name, gain in gain_of.items()}
+            print(question["model"], row["gpu"], row["limit"], gains, flush=True)
     print(f"{done} questions: the limit is the best of all in {right}, within 2 % of the rate in {near}")
-    return {"cases": done, "right": right, "near": near}
+    return {"cases": done, "right": right, "near": near, "seed": seed}
 
 
 def main() -> None:
-    """Compare `size` with the full search, print the cases, and record the shares with ``--record``."""
+    """Compare `size` with the search of everything, print the cases, and record the figures with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=20, metavar="N", help="questions (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random cases (default: 0)")
+    parser.add_argument("--cases", type=int, default=30, metavar="N", help="questions (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed; while developing, even ones only")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder that keeps the truths of questions")
     parser.add_argument("--limits", action="store_true", help="check the named limits instead")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write figures as JSON")
     parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
-    source, rows = random.Random(arguments.seed), []
+    words = f"--cases {arguments.cases} --seed {arguments.seed}"
     if arguments.limits:
-        limits = main_limits(arguments.cases, source) | {"seed": arguments.seed}
-        if arguments.record:
-            words = f"--limits --cases {arguments.cases} --seed {arguments.seed}"
-            record("sizes_limits", limits, f"python benches/sizes.py {words}")
-        return
-    with ks.connect() as session:
-        while len(rows) < arguments.cases:
-            question = drawn(source)
-            started = time.process_time()
-            answer = session.size(max_gpus=SIZES[-1], confidence=0.5, **question)
-            size_s = time.process_time() - started
-            started = time.process_time()
-            price, name = everything(session, question)
-            all_s = time.process_time() - started
-            if answer.chosen is None and math.isinf(price):
-                continue
-            chosen_price = answer.chosen["price_per_hour"] if answer.chosen else math.inf
-            chosen = answer.chosen or {"gpu": "none", "tensor_parallel_size": 0}
-            tokens = chosen.get("max_num_batched_tokens", "")
-            label = f"{chosen['gpu']} TP {chosen['tensor_parallel_size']} {tokens}".strip()
-            rows.append(
-                {
-                    "model": question["model"],
-                    "gpus": ",".join(question["gpus"]),
-                    "rate": question["rate"],
-                    "chosen": label,
-                    "price": chosen_price,
-                    "cheapest": name,
-                    "its_price": price,
-                    **{"same": chosen_price <= SAME * price or label == name, "size_cpu_s": size_s, "all_cpu_s": all_s},
-                }
-            )
-            print(as_text(rows[-1:], list(rows[-1])).splitlines()[-1], flush=True)
-    same = sum(row["same"] for row in rows) / len(rows)
-    size_s, all_s = (sum(row[name] for row in rows) / len(rows) for name in ("size_cpu_s", "all_cpu_s"))
-    print(f"{len(rows)} questions: the same, or within 2 % of the cheapest of all, in {same:.1%}; ", end="")
-    print(f"CPU seconds, mean: size {size_s:.1f}, everything {all_s:.1f}")
+        figures = main_limits(arguments.cases, arguments.seed)
+    else:
+        if arguments.keep:
+            arguments.keep.mkdir(parents=True, exist_ok=True)
+        figures = judged(arguments.cases, arguments.seed, arguments.keep)
     if arguments.record:
-        figures = {"cases": len(rows), "seed": arguments.seed, "same": same}
-        figures |= {"size_cpu_s": round(size_s, 1), "all_cpu_s": round(all_s, 1)}
-        record("sizes", figures, f"python benches/sizes.py --cases {len(rows)} --seed {arguments.seed}")
-    if arguments.output:
-        Path(arguments.output).write_text(json.dumps({"same": same, "rows": rows}, indent=1))
+        name = "sizes_limits" if arguments.limits else "sizes"
+        record(name, figures, f"python benches/sizes.py {'--limits ' if arguments.limits else ''}{words}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -99,8 +98,7 @@ def session_measurements(repeats: int) -> list[dict[str, Any]]:
 
 
 def expression_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Measure latencies by numpy and by JAX, Arrow in and out, over the calls of 50 deployments' step costs."""
-    jax.devices()  # starts JAX, which is not part of compiling
+    """Measure latencies, Arrow in and out, over the calls of 50 deployments' step costs."""
     with fresh(50) as session:
         calls = {family: session.table(f"{family}_calls") for family in LOWERED}
         prices = PricingTables(*(session.table(name) for name in PRICES))
@@ -108,20 +106,12 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
     measurements = []
     for name, tables in (("gemm", {"gemm": calls["gemm"]}), ("mixed families", mixed)):
         rows = sum(table.num_rows for table in tables.values())
-        first = {}
-        for backend in ("numpy", "jax"):
 
-            def run(backend: str = backend, tables: dict[str, pa.Table] = tables) -> None:
-                for family, table in tables.items():
-                    latencies(family, table, prices, backend=backend)
+        def run(tables: dict[str, pa.Table] = tables) -> None:
+            for family, table in tables.items():
+                latencies(family, table, prices)
 
-            first[backend] = fastest(run, 1)
-            measurements.append(measurement(f"latencies by {backend}, warm, {name}", rows, *fastest(run, repeats)))
-        warm_wall, warm_process = measurements[-1]["wall_s"], measurements[-1]["process_s"]
-        wall, process = first["jax"][0] - warm_wall, first["jax"][1] - warm_process
-        measurements.append(
-            measurement(f"first run by jax, {name}, beyond a warm one (compiling)", None, wall, process)
-        )
+        measurements.append(measurement(f"latencies, warm, {name}", rows, *fastest(run, repeats)))
     return measurements
 
 

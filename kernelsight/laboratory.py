@@ -7,6 +7,8 @@ laboratory are registered by name where they are requested; an installed package
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,12 +44,11 @@ def part(module: str, requested: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{module}")
 
 
-def declare(verb: str, parser: Any) -> None:
-    """Add the laboratory's options of a verb to its ``argparse`` parser; without it, set their values."""
-    if is_here():
-        part(f"cli.{verb.replace(' ', '_')}_options", f"`kernelsight {verb}`").declare(parser)
-    else:
-        parser.set_defaults(**{flag.strip("-").replace("-", "_"): value for flag, value in OPTIONS[verb].items()})
+def options(verb: str) -> list[dict[str, Any]]:
+    """Return the options that the laboratory adds to a verb, as its ``cli/options.json`` declares them; else none."""
+    if not is_here():
+        return []
+    return json.loads((Path(__path__[0]) / "cli" / "options.json").read_text(encoding="utf-8")).get(verb, [])
 
 
 def check(requested: str) -> None:

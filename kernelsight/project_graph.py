@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
+
+import pyarrow as pa
 
 from kernelsight.caches.disk_cache import CachePolicy, cached_for_program, has_cache_folder
 from kernelsight.catalog import tables as catalog
+from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.graph import Graph
 from kernelsight.dataflow.locations import folder
 from kernelsight.kernels.families import LOWERED
@@ -35,3 +39,37 @@ def project_graph() -> Graph:
 def cache_policy() -> CachePolicy:
     """Return which tables of the project's graph are cached on disk, and by what."""
     return CachePolicy(CACHED, BY_CONTENT, catalog.program, UNCACHED_INPUTS)
+
+
+def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
+    """Return, by table, the functions that read the shipped tables: catalogue, models and fitted kernel model.
+
+    >>> {"gpus", "models", "eta_coefficients"} <= set(embedded_facts())
+    True
+    """
+    readers: dict[str, Callable[[], pa.Table]] = {name: partial(catalog.facts, name) for name in catalog.fact_names()}
+    readers |= {name: partial(_model_facts, name) for name in ("models", "model_layers")}
+    return {**readers, "eta_coefficients": _shipped_pack}
+
+
+@cache
+def _models() -> dict[str, pa.Table]:
+    from kernelsight.models.config import load_catalogue
+
+    tables = {}
+    for name, rows in zip(("models", "model_layers"), load_catalogue(), strict=True):
+        contract = catalog.contracts()[name]
+        tables[name] = conform(catalog.from_rows(rows, contract), contract, origin="models.jsonl")
+    return tables
+
+
+@cache
+def _model_facts(name: str) -> pa.Table:
+    return cached_for_program(catalog.program(), f"facts {name}", lambda: _models()[name])
+
+
+@cache
+def _shipped_pack() -> pa.Table:
+    from kernelsight.kernels.pack import default_pack
+
+    return cached_for_program(catalog.program(), "pack", default_pack)

@@ -15,9 +15,8 @@ from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
 from kernelsight.kernels.families import LOWERED
-from kernelsight.project_graph import cache_policy, project_graph
+from kernelsight.project_graph import cache_policy, embedded_facts, project_graph
 from kernelsight.scenario.keywords import DEPLOYMENT, SCENARIO, SIZED, UPGRADED, takes_flags
-from kernelsight.shipped_tables import embedded_facts
 
 if TYPE_CHECKING:
     from kernelsight.comparison.comparison import Comparison

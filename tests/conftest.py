@@ -25,7 +25,7 @@ import record
 
 # percent of the random worlds that tests draw; .ci/run draws them all
 WORLDS_PERCENT = float(os.environ.get("KERNELSIGHT_WORLDS", "5"))
-# what faults need that no worked-out world shows (benches/worlds.py --faults); rarer ones have a worked-out world
+# enough for every planted fault that no worked-out world shows; rarer ones have a worked-out world
 LEAST_WORLDS = 60
 LEFT_TO_CI = pytest.mark.skip(reason=".ci/run runs it (KERNELSIGHT_WORLDS=100)")
 QUERIES = KnownQueries()

@@ -9,7 +9,6 @@ import pytest
 
 from kernelsight.caches.memory_cache import LruCache
 from kernelsight.dataflow.graph import Node
-from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.session import connect
 from tests.conftest import QUERIES
 
@@ -53,21 +52,3 @@ def test_a_column_that_a_table_gains_is_read(tmp_path: Path) -> None:
         for columns in ({"a": [1]}, {"a": [1], "b": [2]}):
             session._tables["given"] = pa.table(columns)
             assert QUERIES.answer(session, node)["t"].column_names == list(columns)
-
-
-def test_another_name_and_what_is_not_read_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    planned = type(QUERIES)._planned_once
-
-    def counted(queries: object, session: NodeRuns, node: object) -> pa.Table:
-        asked.append(node.names[0])
-        return planned(queries, session, node)
-
-    made("first", {})
-    monkeypatch.setattr(type(QUERIES), "_planned_once", counted)
-    made("second", {})
-    assert asked == []
-    made("third", {"max_num_seqs": 9})
-    assert "deployment_settings" in asked and "layer_weights" not in asked
-    made("fourth", {"tp": 2, "max_num_seqs": 9})
-    assert "layer_weights" in asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -29,9 +28,7 @@ def runs(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("verb", laboratory.OPTIONS)
 def test_options_are_those_that_the_laboratory_declares(verb: str) -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    laboratory.declare(verb, parser)
-    declared = {action.option_strings[0]: action.default for action in parser._actions}
+    declared = {f"--{one['name'].replace('_', '-')}": one.get("default") for one in laboratory.options(verb)}
     assert declared == laboratory.OPTIONS[verb]
 
 

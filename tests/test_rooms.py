@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 ROOMS = tuple(
     """
     version number_format escape errors files caches dataflow laboratory catalog models kernels fitting scenario
-    forward serving logs present measure sweeps sizing upgrades comparison searching choices shipped_tables
-    project_graph session public_functions __init__ server plugins evaluation cli __main__
+    forward serving logs present measure sweeps sizing upgrades comparison searching choices project_graph
+    session public_functions __init__ server plugins evaluation cli __main__
     """.split()
 )
 # folders within a room that have an order of their own

@@ -14,7 +14,7 @@ from typing import Any
 import kernelsight as ks
 from kernelsight.cli.main import parser
 from kernelsight.dataflow.contract import Contract
-from kernelsight.shipped_tables import embedded_facts
+from kernelsight.project_graph import embedded_facts
 
 # pages of tables, in order: the folders of sql/, and tables that are given or made by Python
 GROUPS = {

@@ -8,7 +8,6 @@ stand below the heading of those before them. A verb with neither options nor mo
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -132,7 +131,7 @@ def _whole_number(text: str) -> int:
 def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser of the command line; with ``words`` of a command, only the verb that they name has arguments.
 
-    No verb's module is imported, except of the laboratory, which keeps the start of a command short.
+    No verb's module is imported, which keeps the start of a command short.
     """
     top = _Parser(
         prog="kernelsight",
@@ -175,7 +174,7 @@ def _declare(verb: argparse.ArgumentParser, name: str) -> None:
     groups: dict[str, Any] = {"options": verb}
     exclusive: Any = None
     group: Any = verb
-    for table, flag in flags_of_verb(name):
+    for table, flag in (*flags_of_verb(name), *(("", flag_of(option)) for option in laboratory.options(name))):
         if flag.kind == "yes" and table not in PLANNED:
             flag = flag._replace(default=False)
         if flag.group:
@@ -186,10 +185,9 @@ def _declare(verb: argparse.ArgumentParser, name: str) -> None:
         add_flags(exclusive if flag.either else group, (flag,))
     if "output" in declared:
         add_output(verb, declared["output"], declared.get("formats", FORMATS), declared.get("format_help"))
-    if is_of_laboratory(name):
-        importlib.import_module(module_of(name) or "").declare(verb)
-    elif name in laboratory.OPTIONS:
-        laboratory.declare(name, verb)
+    if name in laboratory.OPTIONS and not laboratory.is_here():
+        defaults = laboratory.OPTIONS[name].items()
+        verb.set_defaults(**{flag.strip("-").replace("-", "_"): value for flag, value in defaults})
     if any(not getattr(action, "everyday", True) for action in verb._actions):
         verb.add_argument("--help-all", action=_HelpOfAll, nargs=0, help="show all flags and exit")
 

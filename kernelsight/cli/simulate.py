@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelsight.cli.launch_files import write_launch
 from kernelsight.cli.options import (
     deployment_flags,
     launch_line,
@@ -52,6 +53,14 @@ def run(arguments: Any) -> None:
     """Simulate the scenario, print its summary, and save the run or its requests."""
     from kernelsight.sweeps.runs import Run
 
+    if arguments.write_launch:
+        deployment = deployment_flags(arguments)
+        if arguments.replicas is not None:
+            deployment["replicas"] = arguments.replicas
+        launch_line(arguments, deployment)
+        with open_session(arguments) as session:
+            write_launch(session, arguments.write_launch, deployment, arguments.output)
+        return
     target = check_ending(arguments.output, PAGE_ENDINGS)
     flags = deployment_flags(arguments) | load_flags(arguments)
     line = launch_line(arguments, flags)

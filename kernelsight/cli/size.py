@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.cli.command_line import asked
+from kernelsight.cli.launch_files import folder_of, write_sized
 from kernelsight.cli.options import (
     deployment_flags,
     launch_line,
@@ -31,7 +32,8 @@ FILES = (".csv", ".json")
 
 def run(arguments: Any) -> None:
     """Size, print the answer, and write its rows, tables or page."""
-    target = check_ending(arguments.output, PAGE_ENDINGS)
+    folder = folder_of(arguments.output)
+    target = None if folder else check_ending(arguments.output, PAGE_ENDINGS)
     if not arguments.slo:
         raise InvalidInput("size needs --slo, the objectives to keep, such as --slo ttft_p95:1000 tpot_p99:40.")
     slo = parse_slo(arguments.slo)
@@ -52,6 +54,8 @@ def run(arguments: Any) -> None:
             sizing.save(target)
         elif target and target.suffix != HTML:
             write_table(sizing.table(), target)
+        elif folder:
+            write_sized(session, folder, given_flags, sizing.chosen)
     if sys.stderr.isatty():
         status()
     columns = list(dict.fromkeys(name for row in sizing.rows for name in row))

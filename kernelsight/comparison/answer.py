@@ -20,8 +20,7 @@ from kernelsight.comparison.errors import (
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS
 from kernelsight.comparison.power import other_gpus, power_answer
 from kernelsight.comparison.replayed_log import base_of
-from kernelsight.comparison.unused_rows import fault_counts, rejected
-from kernelsight.comparison.verdict import not_judged, not_separated, verdict_of
+from kernelsight.comparison.verdict import fault_counts, not_judged, not_separated, rejected, verdict_of
 from kernelsight.dataflow.python_nodes import produces, reads
 
 if TYPE_CHECKING:

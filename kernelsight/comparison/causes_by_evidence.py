@@ -30,7 +30,6 @@ from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.observed_limits import BUDGETS, budget_limit, caches_nothing, seats_limit
 from kernelsight.comparison.replay import Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of
-from kernelsight.comparison.signature import Signature, signature
 from kernelsight.comparison.signature_causes import (
     AGREES,
     LEAST_FACTOR,
@@ -38,8 +37,10 @@ from kernelsight.comparison.signature_causes import (
     PARALLEL,
     CandidateCause,
     Cause,
+    Signature,
     best_fitting,
     closed_forms,
+    signature,
 )
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.python_nodes import produces, reads

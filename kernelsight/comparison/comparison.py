@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from kernelsight.comparison import log_pairs, stage_comparison
 from kernelsight.comparison.answer import answer_of
-from kernelsight.comparison.compared_log import BESIDE, ComparedLog, compared_logs
-from kernelsight.comparison.question import OPTIONAL, Question
+from kernelsight.comparison.compared_log import BESIDE, OPTIONAL, ComparedLog, Question, compared_logs
 from kernelsight.comparison.settings import with_stated
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible

@@ -13,7 +13,7 @@ import numpy as np
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.occupancy import active_seconds
 from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
-from kernelsight.comparison.signature import Signature
+from kernelsight.comparison.signature_causes import Signature
 
 LEAST_ROWS = 30
 # Huber threshold in usual residuals; iterations of reweighted least squares

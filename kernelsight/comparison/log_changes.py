@@ -17,8 +17,7 @@ from kernelsight.comparison.observed_limits import LEAST_CACHED, caches_nothing
 from kernelsight.comparison.occupancy import decoding, most_running, seats_seen
 from kernelsight.comparison.power import MeanPower, span_s
 from kernelsight.comparison.replay import Replayed
-from kernelsight.comparison.signature import signature
-from kernelsight.comparison.signature_causes import AGREES, Cause, best_fitting, closed_forms, lasts
+from kernelsight.comparison.signature_causes import AGREES, Cause, best_fitting, closed_forms, lasts, signature
 
 # smallest change of the load that counts, and its smallest number of standard errors
 LEAST_CHANGE, CHANCE = 0.05, 3.0
@@ -40,7 +39,7 @@ KIND_OF = {figure: kind for kind, figures in FIGURES.items() for figure in figur
 # changes of the load that can lengthen latencies
 LENGTHEN = ("request_rate", "prompt_tokens", "output_tokens", "cached_share")
 # settings that are reported as causes if both logs state them and they differ
-NAMED = ("model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")
+NAMED = ("engine_version", "model", "tensor_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens")
 
 
 class LogPair(NamedTuple):

@@ -10,17 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.comparison.answer import NO_CAUSE, as_cause
-from kernelsight.comparison.compared_log import of_logs, tables_beside
+from kernelsight.comparison.compared_log import Question, of_logs, question_of, tables_beside
 from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
 from kernelsight.comparison.log_changes import LENGTHEN, Changes, LogPair, changes_between
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured, measured_of
 from kernelsight.comparison.order_of_sending import in_order_of_sending
 from kernelsight.comparison.power import mean_power, measured_power
-from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import Replayed, Variant, load_of_log
-from kernelsight.comparison.unused_rows import fault_counts, unused_clause
-from kernelsight.comparison.verdict import AGREES, cause_sentence
+from kernelsight.comparison.verdict import AGREES, cause_sentence, fault_counts, unused_clause
+from kernelsight.comparison.version_causes import SPELLINGS, with_kernels
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
@@ -86,6 +85,7 @@ def _rows_of_pairs(
         gaps = requests[1]["chunk_gaps_ms"]
         pair = LogPair(*measured, (settings[0], settings[1]), gaps, (power[0], power[1]))
         changes = changes_between(pair, _replays(question, requests, session) if question.flags else None)
+        changes = changes._replace(causes=with_kernels(changes.causes, changes.rows, question.flags, session))
         for name, table_rows in _rows(changes, requests, measured).items():
             rows[name] += [{"comparison_id": row["comparison_id"], **values} for values in table_rows]
     return rows
@@ -107,7 +107,8 @@ def _replays(question: Question, requests: Sequence[pa.Table], session: Session)
 
 def _settings(settings: pa.Table) -> dict[str, str]:
     """Return the values that logs state of settings, by setting."""
-    return {row["setting"]: row["found"] for row in settings.to_pylist() if row["found"] is not None}
+    found = {row["setting"]: row["found"] for row in settings.to_pylist() if row["found"] is not None}
+    return {SPELLINGS.get(name, name): value for name, value in found.items()}
 
 
 def _rows(

@@ -7,6 +7,8 @@ graph: costs are linear in every factor, so the cost of each kernel part is laid
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +17,6 @@ import pyarrow as pa
 
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.replay import KERNELS, LOAD, LONG, NO_LOAD, REPLAYED_PARTS, Replayed, Variant
-from kernelsight.dataflow.freed_memory import return_freed_memory
 from kernelsight.dataflow.session import Session
 from kernelsight.kernels.step_costs import FACTORS, TIMED, corrected
 from kernelsight.scenario.plan import give_plan, plan_rows
@@ -29,6 +30,25 @@ from kernelsight.serving.runs.simulation_inputs import (
     load_columns,
     split_by_deployment,
 )
+
+# mallopt's parameter: allocations of this size or more are returned once freed; its initial value, in bytes
+M_MMAP_THRESHOLD = -3
+LARGE = 128 << 10
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system now, and from now on that of long arrays as soon as they are freed.
+
+    By default glibc raises the threshold up to 32 MB with each larger array that is freed. A call takes milliseconds,
+    so call it between large tables only. It does nothing where the C library has no such function.
+    """
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
+        library.mallopt(M_MMAP_THRESHOLD, LARGE)
+        library.malloc_trim(0)
+
 
 # up to this many requests in all replays one thread serves: starting threads takes longer
 SHORT = 40_000

@@ -9,7 +9,7 @@ from kernelsight.comparison.compared_log import ComparedLog
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.occupancy import seats_seen
 from kernelsight.comparison.replay import Replayed
-from kernelsight.comparison.signature import signature
+from kernelsight.comparison.signature_causes import signature
 from kernelsight.scenario.scenario_rows import normalise, prefill_flags
 
 # smallest share of prompt tokens that a replay has to find cached before a log without hits means a disabled cache

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.comparison.compared_log import ComparedLog, compared_logs, rows_of
+from kernelsight.comparison.compared_log import ComparedLog, compared_logs, question_of, rows_of
 from kernelsight.comparison.errors import concurrency_of, measured_by_metric, predicted_of
 from kernelsight.comparison.log_replayer import LogReplayer
-from kernelsight.comparison.question import question_of
 from kernelsight.comparison.replay import (
     KERNELS,
     NO_LOAD,

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from kernelsight.comparison.answer import NO_CAUSE
-from kernelsight.comparison.compared_log import of_logs
+from kernelsight.comparison.compared_log import Question, of_logs, question_of
 from kernelsight.comparison.errors import METRICS
-from kernelsight.comparison.question import Question, question_of
 from kernelsight.comparison.replay import NO_LOAD, conformed
 from kernelsight.comparison.replayed_log import served_label
 from kernelsight.comparison.stage_logs import (
@@ -22,7 +21,7 @@ from kernelsight.comparison.stage_logs import (
     server_sentences,
     stages_and_lacks,
 )
-from kernelsight.comparison.unused_rows import fault_counts, unused_clause
+from kernelsight.comparison.verdict import fault_counts, unused_clause
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import InvalidInput

@@ -1,9 +1,8 @@
-"""Evaluates array expressions over Arrow columns: numpy for small tables, JAX for large ones.
+"""Evaluates array expressions over Arrow columns, in blocks of rows on several threads.
 
-An expression is a function ``f(xp, *arguments) -> dict of arrays`` that uses only elementwise operations of ``xp``.
-Below ``JAX_ROWS`` rows numpy runs it directly; above, JAX compiles it once per bucket of lengths. Both compute in
-float64 and round the results well above its noise, so that a row gives the same bytes with either backend and in any
-batch of rows.
+An expression is a function ``f(xp, *arguments) -> dict of arrays`` that uses only elementwise operations of ``xp``:
+numpy evaluates it here, JAX where it is fitted. float64 is rounded well above its noise, so that a row gives the same
+bytes in any batch of rows.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,6 @@ import pyarrow.compute as pc
 
 from kernelsight.dataflow.blas import one_blas_thread
 
-# benches/speed.py: on CPU cores blocked numpy is as fast as compiled code, which takes up to a second to compile
-JAX_ROWS = 4_000_000
 # large blocks: with 16,384 rows two threads wait for the GIL as long as they compute
 BLOCK_ROWS = 131_072
 THREAD_BLOCKS = 2  # blocks per additional thread
@@ -74,7 +70,7 @@ def padded(values: np.ndarray, rows: int) -> np.ndarray:
 def to_grid(values: np.ndarray) -> np.ndarray:
     """Round to the 24 significant bits of float32 (6e-8 of the value), as float64.
 
-    numpy and compiled code differ in the last bits of float64, some ten million times finer. Values exactly half way
+    Blocks of other lengths differ in the last bits of float64, some ten million times finer. Values exactly half way
     between two grid points, as round sizes over round rates give, are first moved to one side.
 
     >>> to_grid(np.array([1 / 3, 1e12 / 3])).tolist()
@@ -84,33 +80,18 @@ def to_grid(values: np.ndarray) -> np.ndarray:
 
 
 def evaluate(
-    expression: Callable[..., dict[str, Any]],
-    rows: int,
-    columns: Mapping[str, np.ndarray],
-    *shared: Any,
-    backend: str = "auto",
+    expression: Callable[..., dict[str, Any]], rows: int, columns: Mapping[str, np.ndarray], *shared: Any
 ) -> dict[str, np.ndarray]:
-    """Run ``expression(xp, columns, *shared)`` over ``rows`` rows; return float64 arrays of shape (rows,), rounded.
+    """Run ``expression(numpy, columns, *shared)`` over ``rows`` rows; return float64 arrays of shape (rows,), rounded.
 
-    ``columns`` are arrays of length ``rows``; ``shared`` are pytrees of arrays or numbers that every row reads.
-    ``backend``: numpy, jax, or auto (by the number of rows). Rounding: :func:`to_grid`.
+    ``columns`` are arrays of length ``rows``; ``shared`` are dicts of arrays or numbers that every row reads. Rounding:
+    :func:`to_grid`.
     """
-    if backend == "numpy" or (backend == "auto" and rows < JAX_ROWS):
-        return _with_numpy(expression, rows, columns, shared)
-    return {name: _on_grid(values, rows) for name, values in _with_jax(expression, rows, columns, shared).items()}
 
-
-def _on_grid(values: Any, rows: int) -> np.ndarray:
-    values = np.asarray(values, dtype=np.float64)
-    return to_grid(np.broadcast_to(values, (rows,)) if values.ndim == 0 else values[:rows])
-
-
-def _with_numpy(
-    expression: Callable[..., Any], rows: int, columns: Mapping[str, np.ndarray], shared: tuple
-) -> dict[str, np.ndarray]:
     def run(start: int, stop: int) -> dict[str, np.ndarray]:
         results = expression(np, {name: values[start:stop] for name, values in columns.items()}, *shared)
-        return {name: _on_grid(values, stop - start) for name, values in results.items()}
+        arrays = {name: np.asarray(values, dtype=np.float64) for name, values in results.items()}
+        return {name: to_grid(np.broadcast_to(values, (stop - start,))) for name, values in arrays.items()}
 
     return by_blocks(run, rows)
 
@@ -132,22 +113,3 @@ def by_blocks(run: Callable[[int, int], Mapping[str, np.ndarray]], rows: int) ->
     if len(blocks) == 1:
         return dict(blocks[0])
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-
-
-def _with_jax(
-    expression: Callable[..., Any], rows: int, columns: Mapping[str, np.ndarray], shared: tuple
-) -> dict[str, Any]:
-    import jax
-
-    length = bucket(rows)
-    filled = {name: padded(values, length) for name, values in columns.items()}
-    with jax.enable_x64(True):
-        return _compiled(expression)(filled, *shared)
-
-
-@cache
-def _compiled(expression: Callable[..., Any]) -> Callable[..., Any]:
-    import jax
-    import jax.numpy as jnp
-
-    return jax.jit(lambda columns, *shared: expression(jnp, columns, *shared))

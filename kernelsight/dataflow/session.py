@@ -165,8 +165,7 @@ class Session(NodeRuns):
         """
         import duckdb
 
-        from kernelsight.dataflow.hints import is_show_tables, query_fault
-        from kernelsight.dataflow.user_queries import check_query, tables_in_query
+        from kernelsight.dataflow.user_queries import check_query, is_show_tables, query_fault, tables_in_query
 
         check_query(query)
         if is_show_tables(query):

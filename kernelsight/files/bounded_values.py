@@ -125,6 +125,9 @@ def parse_yaml(text: str, refuse: Refuse, budget: Budget = MANIFEST) -> list[Any
     >>> parse_yaml("a: 1\\nb: &x [*x]", lambda found: InvalidInput(f"the manifest {found}."))
     Traceback (most recent call last):
     kernelsight.errors.InvalidInput: the manifest is not YAML (line 2: the anchor 'x' contains itself).
+    >>> parse_yaml("a: 1\\na: 2", lambda found: InvalidInput(f"the manifest {found}."))
+    Traceback (most recent call last):
+    kernelsight.errors.InvalidInput: the manifest is not YAML (line 1: a name occurs twice; keep one).
     """
     import yaml
 
@@ -153,6 +156,14 @@ def _loader() -> Any:
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            # checked before << is merged, whose names may occur again
+            names = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            names = [name for name in names if not name[0].endswith(":merge")]
+            if len(set(names)) < len(names):
+                raise yaml.constructor.ConstructorError(None, None, "a name occurs twice; keep one", node.start_mark)
+            return super().construct_mapping(node, deep=deep)
+
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:
                 return super().construct_object(node, deep=deep)

@@ -95,19 +95,27 @@ class KernelCounts(NamedTuple):
         count_of = dict(zip(column.values, counts.tolist(), strict=True))
         return max(sorted(column.values_in(rows)), key=count_of.__getitem__, default=None)
 
-    def ran_in(self, rows: np.ndarray, asked: str | None) -> str | None:
+    def ran_in(self, rows: np.ndarray, asked: str | None, kin: np.ndarray) -> str | None:
         """Return the kernel that some rows, all of one choice, ran in a version (None: the newest); None: no rows.
 
-        The majority of a sweep decides; one that holds a part of the calls alone says nothing of the choice.
+        The majority of a sweep decides; one that holds a part of the calls alone says nothing of the choice. ``kin``:
+        rows of the same choice on GPUs of the generation, which decide where they hold a nearer version.
         """
+        (own, chosen), (of_kin, rows_of_kin) = self._of_version(rows, asked), self._of_version(kin, asked)
+        if own and of_kin and version_key(own) < version_key(of_kin) <= version_key(asked):
+            chosen = rows_of_kin
+        return self.most_counted(self.implementation, chosen)
+
+    def _of_version(self, rows: np.ndarray, asked: str | None) -> tuple[str | None, np.ndarray]:
+        """Return the newest whole sweep up to a version, else the oldest, and its rows; None: rows name no version."""
         versions = self.version.values_in(rows)
-        if len(versions) > 1 and None not in versions:
-            rows_of = {name: rows[self.version.equals(name)[rows]] for name in sorted(versions, key=version_key)}
-            points = {name: self.value[of_version].sum() for name, of_version in rows_of.items()}
-            whole = [name for name in rows_of if points[name] >= WHOLE_SWEEP * max(points.values())]
-            until = [name for name in whole if version_key(name) <= version_key(asked)]
-            rows = rows_of[(until or whole[:1])[-1]]
-        return self.most_counted(self.implementation, rows)
+        if not versions or None in versions:
+            return None, rows
+        rows_of = {name: rows[self.version.equals(name)[rows]] for name in sorted(versions, key=version_key)}
+        points = {name: self.value[of_version].sum() for name, of_version in rows_of.items()}
+        whole = [name for name in rows_of if points[name] >= WHOLE_SWEEP * max(points.values())]
+        name = ([name for name in whole if version_key(name) <= version_key(asked)] or whole[:1])[-1]
+        return name, rows_of[name]
 
 
 def _kernel_counts(rows: pa.Table, family: str) -> KernelCounts:
@@ -164,11 +172,14 @@ def _choose(facts: Facts, counts: KernelCounts, call: Mapping[str, Any]) -> tupl
     # other kernels run on GPUs newer than the one they were built for, rarely on older ones: then another engine's run
     candidates = _prefer(_prefer(candidates, newer <= 0.0), counts.engine.equals(call["engine"]))
     nearest = np.abs(newer) == np.abs(newer[candidates]).min()
-    candidates = _prefer(candidates, counts.gpu.equals(call["gpu"]), same_generation, nearest)
-    ran_on_generation = bool(same_generation[candidates].any())
-    candidates = _prefer(candidates, counts.dtype.equals(call["dtype"]))
-    candidates = _prefer(candidates, counts.position == (call.get("head_dim") or 0))
-    return counts.ran_in(candidates, call.get("engine_version")), ran_on_generation
+    kin, candidates = (
+        _prefer(_prefer(rows, counts.dtype.equals(call["dtype"])), counts.position == (call.get("head_dim") or 0))
+        for rows in (
+            candidates[(same_generation & counts.dtype.equals(call["dtype"]))[candidates]],
+            _prefer(candidates, counts.gpu.equals(call["gpu"]), same_generation, nearest),
+        )
+    )
+    return counts.ran_in(candidates, call.get("engine_version"), kin), bool(same_generation[candidates].any())
 
 
 def _prefer(rows: np.ndarray, *tests: np.ndarray) -> np.ndarray:

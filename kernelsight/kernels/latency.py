@@ -69,15 +69,15 @@ class EvaluatedCalls(NamedTuple):
     latency_us: np.ndarray  # (rows,)
 
 
-def latencies(family: str, calls: pa.Table, tables: PricingTables, *, backend: str = "auto") -> pa.Table:
+def latencies(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
     """Return ``kernel_latencies`` rows of one family's ``<family>_calls`` table, in its order.
 
-    The tier of ``deployment_settings`` decides what the constants may rest on. ``backend``: numpy, jax or auto (by the
-    number of rows), which give equal bytes. InvalidInput: a tier needs a sweep or points that the GPU does not have.
+    The tier of ``deployment_settings`` decides what the constants may rest on. InvalidInput: a tier
+    needs a sweep or points that the GPU does not have.
     """
     call_names = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     call_names = call_names.append_column("family", pa.repeat(family, calls.num_rows))
-    return with_call_names(call_names, latency_columns(family, calls, tables, backend=backend))
+    return with_call_names(call_names, latency_columns(family, calls, tables))
 
 
 @for_each("family")
@@ -104,12 +104,12 @@ def with_call_names(call_names: pa.Table, computed: pa.Table) -> pa.Table:
     return pa.table({name: _decoded(columns[name]) for name in COLUMNS})
 
 
-def latency_columns(family: str, calls: pa.Table, tables: PricingTables, *, backend: str = "auto") -> pa.Table:
+def latency_columns(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
     """Return the computed columns of :func:`latencies`, strings dictionary-encoded.
 
     ``calls`` needs the columns of :func:`columns_read` alone.
     """
-    evaluated = evaluate_calls(family, calls, tables, backend=backend)
+    evaluated = evaluate_calls(family, calls, tables)
     roofline, rows = evaluated.results["roofline_us"], calls.num_rows
     evaluated, dynamic_energy_j = under_power_limits(family, calls, evaluated, tables)
     latency, p05, p95 = interval(family, evaluated, tables.coefficients)
@@ -168,12 +168,12 @@ def columns_read(family: str, available: Collection[str]) -> list[str]:
     )
 
 
-def evaluate_calls(family: str, calls: pa.Table, tables: PricingTables, *, backend: str = "auto") -> EvaluatedCalls:
+def evaluate_calls(family: str, calls: pa.Table, tables: PricingTables) -> EvaluatedCalls:
     """Return the latencies of a family's calls before power limits; ``calls``: the columns of :func:`columns_read`.
 
     They keep the order of GPUs of one die (:mod:`kernelsight.kernels.die_order`).
     """
-    evaluated = _of_own_fits(family, calls, tables, backend)
+    evaluated = _of_own_fits(family, calls, tables)
     row_ranks = ranks(evaluated.tier)
     compared = [
         (one, rows)
@@ -184,7 +184,7 @@ def evaluate_calls(family: str, calls: pa.Table, tables: PricingTables, *, backe
         return evaluated
     rows, gpus, gpu_of_row = calls_of_siblings(compared)
     sibling_calls = with_gpu(calls.take(pa.array(rows)), dictionary_of(gpus, gpu_of_row))
-    return _in_order(evaluated, compared, _of_own_fits(family, sibling_calls, tables, backend))
+    return _in_order(evaluated, compared, _of_own_fits(family, sibling_calls, tables))
 
 
 def _in_order(
@@ -217,13 +217,13 @@ def _in_order(
     return evaluated._replace(evidence=evidence, evidence_of_row=evidence_of_row, tier=tier, latency_us=latency)
 
 
-def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables, backend: str) -> EvaluatedCalls:
+def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables) -> EvaluatedCalls:
     """Return the latencies of a family's calls, each by the fit of its own GPU."""
     ready = prepare_calls(family, calls, tables)
     results: dict[str, np.ndarray] = {}
     beyond_sizes = np.zeros(calls.num_rows, bool)
     for group in ready.groups():
-        group_results = _evaluate_group(ready, group, backend)
+        group_results = _evaluate_group(ready, group)
         if "outside_octaves" in group_results:
             beyond_sizes[group.rows] = group_results.pop("outside_octaves") > FADE_OCTAVES
         latency_us, roofline_us = group_results["latency_us"], group_results["roofline_us"]
@@ -267,7 +267,7 @@ def _tier_and_evidence(
     return tier, ready.kind_of_row + len(ready.evidence) * beyond
 
 
-def _evaluate_group(ready: PreparedCalls, group: CallGroup, backend: str) -> dict[str, np.ndarray]:
+def _evaluate_group(ready: PreparedCalls, group: CallGroup) -> dict[str, np.ndarray]:
     """Return the results of the family's expression for calls that share a correction, (rows of the group,)."""
     columns, kind_of_row = dict(group.columns), group.kind_of_row
     # one GPU, arithmetic and kernel, the common case, are numbers: no gather per row
@@ -282,7 +282,7 @@ def _evaluate_group(ready: PreparedCalls, group: CallGroup, backend: str) -> dic
         values["network"] = ready.networks[group.corrected][0]
         columns["node"] = ready.nodes_of_rows(group)
     kernel = kernel_of(ready.family)
-    return evaluate(kernel, kind_of_row.size, columns, uniform, ready.hardware, values, backend=backend)
+    return evaluate(kernel, kind_of_row.size, columns, uniform, ready.hardware, values)
 
 
 @cache
@@ -303,18 +303,11 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
         tensor_work = "math" in columns
         for name in BY_MATH:
             gpu[name] = hardware[name][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
-        rates = gpu["math_flops_per_us"]
         at = dict(at)
         network = at.pop("network", None)
         if "kind" in columns:
             at = {name: values[columns["kind"]] for name, values in at.items()}
-        if wire_share:
-            roofline = columns["bytes"] * wire_share(columns["group_size"]) / gpu["peak_link_bytes_per_us"]
-            bound = xp.full_like(roofline, 2.0)
-        else:
-            compute, memory = columns["flops"] / rates, columns["bytes"] / gpu["memory_bytes_per_us"]
-            roofline = xp.maximum(compute, memory)
-            bound = xp.where(compute > memory, 0.0, 1.0)
+        roofline, bound = roofline_and_bound(xp, wire_share, columns, gpu)
         if "new_tokens" in columns or declared.vector_work:
             # queries, keys and values of a prompt, and activations, were written by the kernel before: warm in L2
             columns["working_set_bytes"] = columns["bytes"]
@@ -334,6 +327,18 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
         return results if tiles is None else {**results, "tiles": tiles}
 
     return kernel
+
+
+def roofline_and_bound(xp: Any, wire_share: Callable[..., Any] | None, columns: Any, gpu: Any) -> tuple[Any, Any]:
+    """Return the rooflines of calls, us, and what bounds them (positions in BOUNDS); shape (rows,) each.
+
+    ``columns``: flops, bytes and, for a collective, group_size; ``wire_share``: of its family; ``gpu``: of each row.
+    """
+    if wire_share:
+        roofline = columns["bytes"] * wire_share(columns["group_size"]) / gpu["peak_link_bytes_per_us"]
+        return roofline, xp.full_like(roofline, 2.0)
+    compute, memory = columns["flops"] / gpu["math_flops_per_us"], columns["bytes"] / gpu["memory_bytes_per_us"]
+    return xp.maximum(compute, memory), xp.where(compute > memory, 0.0, 1.0)
 
 
 def _is_uniform(values: np.ndarray) -> bool:

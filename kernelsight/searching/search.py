@@ -17,8 +17,7 @@ from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.forecast_sources import with_forecasts
 from kernelsight.searching.journal import digest, journaled, journaled_proposals, measured_by, open_journal
 from kernelsight.searching.proposers import Proposer
-from kernelsight.searching.replay import replay
-from kernelsight.searching.replays import as_table
+from kernelsight.searching.replays import as_table, replay
 from kernelsight.searching.rounds import GIVEN, Measure
 from kernelsight.searching.scenarios import check, check_in
 from kernelsight.searching.search_tables import TABLES, search_rows

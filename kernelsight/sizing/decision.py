@@ -1,29 +1,23 @@
-"""Decides the number of instances that keeps the objectives with a confidence, and the cheapest deployment with it."""
+"""Decides the number of instances that keeps the objectives with a confidence, and what they cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from kernelsight.number_format import number
 from kernelsight.scenario.launch.commands import PARALLEL
-from kernelsight.scenario.objectives import Objective
 from kernelsight.sizing.daily import Day, Hour, Start, hours_of, instance_hours, start_of
-from kernelsight.sizing.evidence import UNKNOWN, Evidence, evidence_of
+from kernelsight.sizing.evidence import Evidence
 
 if TYPE_CHECKING:
     from kernelsight.sizing.candidates import Candidate
     from kernelsight.sizing.prospects import Sized
-    from kernelsight.sizing.search import SizeSearch
 
 # requests/s: so high that the deployment with the highest rate per GPU is the cheapest
 ANY_RATE = 1e9
-# most rounds of ranking: the best may change when its rate is searched in full, or others are looked at again
-MOST_ROUNDS = 40
-# most times the cost of the cheapest, and lowest rank, of deployments that get a probability at first
-NEAR, MOST_NEAR = 2.0, 8
-# deployments that get one at a time after that, while they may be cheaper than the best with the confidence
-MOST_AGAIN = 4
+SHORT_SIZES = {"tensor_parallel_size": "TP", "data_parallel_size": "DP", "expert_parallel_size": "EP"}
 
 
 class Demand(NamedTuple):
@@ -80,6 +74,16 @@ class Option(NamedTuple):
     hours: tuple[Hour, ...] = ()
     start: Start | None = None
 
+    def __str__(self) -> str:
+        candidate, rate = self.sized.candidate, number(self.sized.highest.rate, 3)
+        gpus = " and ".join(f"{count * self.instances} × {gpu}" for gpu, count in candidate.gpus.items())
+        parallel_sizes = {short: candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
+        sizes = " ".join(f"{short} {size}" for short, size in parallel_sizes.items() if size > 1 or short == "TP")
+        if candidate.gpus_taken is not None:
+            return f"{', '.join(candidate.gpus)} at {sizes}, {rate} {candidate.unit} an instance"
+        cost = "" if candidate.price is None else f", {number(self.weight, 3)} $/h"
+        return f"{gpus} at {sizes}{cost}, up to {rate} {candidate.unit} each"
+
     @property
     def weight(self) -> float:
         """The cost of all instances: dollars per hour, or GPUs where no price is known or their total is fixed.
@@ -126,98 +130,11 @@ def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s
     return demand._replace(day=day, startup_s=startup_s, disk_bytes_per_s=disk_bytes_per_s)
 
 
-def options_of(search: SizeSearch, objectives: Sequence[Objective], demand: Demand) -> list[Option]:
-    """Return the deployments with a rate as options, the best first, whose rate is searched in full.
+def option_of(sized: Sized, evidence: Evidence, demand: Demand, weights_bytes: Callable[[], float]) -> Option:
+    """Return a deployment with the instances that keep the objectives with the confidence, where any number does.
 
-    At the confidence the best may cost more than at its highest rate: whatever may then be cheaper is looked at again.
+    ``weights_bytes``: what one replica loads when it starts, of a demand with a day.
     """
-    known = _KnownEvidence(search, objectives, demand)
-    options: list[Option] = []
-    for _ in range(MOST_ROUNDS):
-        options = known.options()
-        if search.is_stopped:
-            break
-        if search.look_again(demand.least_cost, _cost_with_confidence(options)):
-            continue
-        if not options or search.is_sure(options[0].sized) or not search.confirm(options[0].sized):
-            break
-    return options
-
-
-def still_open_of(search: SizeSearch, options: Sequence[Option], demand: Demand) -> set[str]:
-    """Return the scenarios that may be cheaper than the best option: left out by their cost, or without probability."""
-    most = _cost_with_confidence(options)
-    left_out = {one.candidate.scenario_id for one in search.open_at(demand.least_cost, most)}
-    unknown = [option.sized for option in options if option.evidence.chances is None]
-    return left_out | {
-        sized.candidate.scenario_id
-        for sized in unknown
-        if demand.least_cost(sized.candidate, sized.highest.rate) < most * (1.0 - 1e-9)
-    }
-
-
-def _cost_with_confidence(options: Sequence[Option]) -> float:
-    """Return the cost of the best option with the confidence; infinite: none has it."""
-    return options[0].cost if options and options[0].holds else math.inf
-
-
-class _KnownEvidence:
-    """The evidence of sized deployments, by scenario and rate, which grows while the search goes on."""
-
-    def __init__(self, search: SizeSearch, objectives: Sequence[Objective], demand: Demand) -> None:
-        self._search, self._objectives, self._demand = search, objectives, demand
-        self._evidence: dict[tuple[str, float], Evidence] = {}
-        self._examined: set[tuple[str, float]] = set()
-
-    def options(self) -> list[Option]:
-        """Return all deployments with a rate as options; those that may be the cheapest with their probability."""
-        ranked = self._search.ranked()
-        new, near = [sized for sized in ranked if _key(sized) not in self._evidence], _near(ranked) if ranked else []
-        while True:
-            near = [sized for sized in near if _key(sized) not in self._examined]
-            if new or near:
-                self._examine([*new, *(sized for sized in near if sized not in new)], near)
-            options = [_option(self._search, sized, self._evidence[_key(sized)], self._demand) for sized in ranked]
-            options.sort(key=lambda option: option.order)
-            new, near = [], self._may_be_cheaper(ranked, options)
-            if not near or self._search.is_stopped:
-                return options
-
-    def _may_be_cheaper(self, ranked: Sequence[Sized], options: Sequence[Option]) -> list[Sized]:
-        """Return deployments without a probability that may be cheaper than the best option, some at a time."""
-        if not options:
-            return []
-        most, least_cost = _cost_with_confidence(options), self._demand.least_cost
-        unexamined = [sized for sized in ranked if _key(sized) not in self._examined]
-        near = [one for one in unexamined if least_cost(one.candidate, one.highest.rate) < most * (1.0 - 1e-9)]
-        return near[:MOST_AGAIN]
-
-    def _examine(self, deployments: Sequence[Sized], near: Sequence[Sized]) -> None:
-        """Find the evidence of deployments, with probabilities of those ``near`` the best."""
-        search, ids = self._search, {sized.candidate.scenario_id for sized in near}
-        opened = zip(search.forks, search.plans, strict=True)
-        try:
-            evidence = evidence_of(opened, deployments, ids, self._objectives)
-        except KeyboardInterrupt:
-            search.note_interrupt()
-            evidence = dict.fromkeys((sized.candidate.scenario_id for sized in deployments), UNKNOWN)
-        self._evidence |= {_key(sized): evidence[sized.candidate.scenario_id] for sized in deployments}
-        self._examined |= {_key(sized) for sized in near}
-
-
-def _near(ranked: Sequence[Sized]) -> list[Sized]:
-    """Return the deployments that may be chosen: the cheapest, and the cheapest of each GPU."""
-    cheapest_of_gpus = {tuple(sized.candidate.gpus): sized for sized in reversed(ranked)}.values()
-    near = [sized for sized in ranked if sized.weight <= NEAR * ranked[0].weight][:MOST_NEAR]
-    return [*near, *(sized for sized in cheapest_of_gpus if sized not in near)]
-
-
-def _key(sized: Sized) -> tuple[str, float]:
-    return sized.candidate.scenario_id, sized.highest.rate
-
-
-def _option(search: SizeSearch, sized: Sized, evidence: Evidence, demand: Demand) -> Option:
-    """Return a deployment with the instances that keep the objectives with the confidence, where any number does."""
     chances, rate = evidence.chances, sized.highest.rate
     share = chances.share_for(demand.confidence) if chances else 0.0
     most = min(share or 1.0, 1.0 - demand.margin)
@@ -232,5 +149,5 @@ def _option(search: SizeSearch, sized: Sized, evidence: Evidence, demand: Demand
     option = Option(sized, evidence, instances, served, load, probability, share > 0.0)
     if demand.day is None:
         return option
-    start = start_of(search.weights_bytes(sized.candidate), demand.disk_bytes_per_s, demand.startup_s)
+    start = start_of(weights_bytes(), demand.disk_bytes_per_s, demand.startup_s)
     return option._replace(hours=tuple(hours_of(demand.day, rate * most)), start=start)

@@ -20,7 +20,7 @@ MAY_BE_CHEAPER = "it may be cheaper: the search ended before it was looked at ag
 def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: Demand) -> dict[str, Any]:
     """Return the row of ``sized_deployments``: flags, rates, costs at the demanded rate, and the limiting resource.
 
-    ``sure``: its rate was searched in full; a rough rate only ranks a deployment behind others.
+    ``tier``: with the ``limit`` too; ``sure``: its rate was searched in full; a rough rate only ranks it behind others.
     """
     sized, evidence = option.sized, option.evidence
     rate, power_w = sized.highest, evidence.power_w
@@ -48,7 +48,7 @@ def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: 
         "mean_power_w": None if power_w is None else option.instances * power_w,
         "energy_per_output_token_j": joules,
         "carbon_per_million_tokens_g": carbon_g(joules, sized.candidate.flags),
-        "limit": evidence.limit,
+        "limit": tier["limit"],
         "tier": tier["tier"],
         "not_measured": tier["not_measured"],
         "num_prompts": rate.requests,

@@ -10,6 +10,7 @@ from kernelsight.sweeps.rate_intervals import Rated
 from kernelsight.sweeps.trials import give_reach
 
 if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
     from kernelsight.sizing.decision import Option
     from kernelsight.sizing.search import SizeSearch
 
@@ -30,6 +31,10 @@ where scenario_id = '{scenario_id}'
 group by family
 order by doubt desc, family
 """
+# factor on the highest rate at which limits are examined: there an objective breaks
+ABOVE = 1.1
+# the column of gains for an objective's metric
+GAINS = {"ttft": "ttft_gain", "queue": "ttft_gain", "tpot": "tpot_gain", "itl": "tpot_gain"}
 # share of the uncertainty of all kernels that the named families hold
 MOST_OF_IT = 0.8
 
@@ -37,10 +42,12 @@ MOST_OF_IT = 0.8
 class OptionFindings(NamedTuple):
     """Findings on one deployment.
 
+    ``limit``: the resource of which a fifth more improves the tightest objective most, a tenth above the highest rate.
     ``cliff``: the sentence on CUDA graphs that end below the batch sizes; None: they do not. ``doubts``: the kernel
     families with most of the uncertainty of the kernels' time, the most uncertain first.
     """
 
+    limit: str | None
     cliff: str | None
     doubts: tuple[str, ...]
 
@@ -54,16 +61,17 @@ def findings_on(search: SizeSearch, option: Option) -> OptionFindings:
         return _examine(search, option)
     except KeyboardInterrupt:
         search.note_interrupt()
-        return OptionFindings(None, ())
+        return OptionFindings(None, None, ())
 
 
 def _examine(search: SizeSearch, option: Option) -> OptionFindings:
     candidate = option.sized.candidate
     session, _ = search.place_of(candidate)
-    flags = Rated(candidate.flags, option.sized.highest).flags_at(min(option.load, 1.0))
+    rated = Rated(candidate.flags, option.sized.highest)
     with session.fork() as fork:
-        plan = plan_rows(fork, [flags])
-        # only this deployment's kernels are examined
+        # only this deployment is examined, at its load and a little above its highest rate
+        limit = _limit(fork, rated)
+        plan = plan_rows(fork, [rated.flags_at(min(option.load, 1.0))])
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         give_reach(fork, plan.planned)
         names = {"deployment_id": candidate.deployment_id, "scenario_id": plan.planned[0]["scenario_id"]}
@@ -77,4 +85,16 @@ def _examine(search: SizeSearch, option: Option) -> OptionFindings:
             break
         families.append(row["family"])
         remaining -= row["doubt"]
-    return OptionFindings(cliff, tuple(families))
+    return OptionFindings(limit, cliff, tuple(families))
+
+
+def _limit(session: Session, rated: Rated) -> str | None:
+    """Return the resource of which more gains most for the tightest objective, above the highest rate."""
+    plan = plan_rows(session, [rated.flags_at(ABOVE)])
+    give_plan(session, plan.deployments_of(plan.planned), plan.planned)
+    give_reach(session, plan.planned)
+    tried = rated.highest.broken or rated.highest.tried
+    column = GAINS.get(tried.verdict.tightest.metric, "e2e_gain")
+    gains = [row for row in session.table("resource_gains").to_pylist() if row["resource"] != "arrivals"]
+    known = [row for row in gains if row[column] is not None]
+    return max(known, key=lambda row: row[column])["resource"] if known else None

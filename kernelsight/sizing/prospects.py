@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kernelsight.errors import InvalidInput
-from kernelsight.number_format import number
-from kernelsight.scenario.launch.commands import PARALLEL
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import what_fits
 from kernelsight.sizing.candidates import Candidate
+from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.capacity import pause_s
 from kernelsight.sweeps.rate_search import HighestRate, RateSearch
 from kernelsight.sweeps.steady import counted_values
@@ -24,38 +23,45 @@ if TYPE_CHECKING:
 
 # cost of all instances of a candidate by the rate of one instance, in the unit of its weight
 CostOf = Callable[[Candidate, float], float]
-SHORT_SIZES = {"tensor_parallel_size": "TP", "data_parallel_size": "DP", "expert_parallel_size": "EP"}
+# most by which other step sizes, or replicas for one of the two phases, raise the rate of a GPU
+MOST_GAIN = 1.4
+# most by which the bound on a rate rises where CUDA graphs end below the batch size
+GRAPHS_GAIN = 2.0
+# safety factor on a bound from the capacity of other numbers of replicas
+CAUTION = 1.1
+REPLICAS, BUDGET = ("prefill_replicas", "decode_replicas"), "max_num_batched_tokens"
 
 
 class Prospect(NamedTuple):
-    """A candidate that can run, with the trials that simulate it and the search of its highest rate."""
+    """A candidate that can run, with the trials that simulate it and the search of its highest rate.
+
+    ``root``: the deployment that it is a variant of; ``known``: variants of that with prefill replicas, as far as their
+    capacity is known.
+    """
 
     candidate: Candidate
     trials: Trials
     search: RateSearch
+    root: Prospect | None = None
+    known: Sequence[Prospect] = ()
+
+    @property
+    def bound(self) -> float:
+        """The bound on the rate, from relatives, and from the deployment's own capacity where it is known."""
+        own = self.search.capacity.most if "capacity" in vars(self.search) else math.inf
+        return min(bound_from_others(self), own)
 
 
 class Sized(NamedTuple):
-    """A prospect with its highest rate, and the instances that serve the demanded rate."""
+    """A prospect with its highest rate."""
 
     prospect: Prospect
     highest: HighestRate
-    instances: int
 
     @property
     def candidate(self) -> Candidate:
         """The deployment."""
         return self.prospect.candidate
-
-    def __str__(self) -> str:
-        gpus = " and ".join(f"{count * self.instances} × {gpu}" for gpu, count in self.candidate.gpus.items())
-        parallel_sizes = {short: self.candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
-        sizes = [f"{short} {size}" for short, size in parallel_sizes.items() if size > 1 or short == "TP"]
-        if self.candidate.gpus_taken is not None:
-            per_instance = f"{number(self.highest.rate, 3)} {self.candidate.unit} an instance"
-            return f"{', '.join(self.candidate.gpus)} at {' '.join(sizes)}, {per_instance}"
-        cost = "" if self.candidate.price is None else f", {number(self.weight, 3)} $/h"
-        return f"{gpus} at {' '.join(sizes)}{cost}, up to {number(self.highest.rate, 3)} {self.candidate.unit} each"
 
     @property
     def request_rate(self) -> float:
@@ -65,18 +71,6 @@ class Sized(NamedTuple):
         e2e_ms = [counted_values(trial.latencies["e2e"]).mean() for trial in self.highest.tried.trials]
         pauses_s = pause_s(self.prospect.trials.scenario(self.candidate.scenario_id))
         return self.highest.rate / max(float(np.mean(e2e_ms)) / 1e3 + pauses_s, 1e-9)
-
-    @property
-    def weight(self) -> float:
-        """The cost of all instances: dollars per hour, or GPUs where no price is known."""
-        return self.instances * self.candidate.weight
-
-    @property
-    def order(self) -> tuple[float, int, float, str]:
-        """The sort key: by cost, then by the number of settings, then by spare rate, the largest first."""
-        settings = sum(name not in PARALLEL for name in self.candidate.flags)
-        spare = self.instances * (self.highest.rate or 0.0)
-        return round(self.weight, 9), settings, -spare, self.candidate.scenario_id
 
 
 class LeftOut(NamedTuple):
@@ -91,6 +85,30 @@ class LeftOut(NamedTuple):
     miss: float | None = None
     prospect: Prospect | None = None
     most_rate: float = math.inf
+
+
+def bounds_of(root: Prospect) -> float:
+    """Return the bound on the rate of a deployment's GPUs with any variant, in the unit of the rate."""
+    gain = GRAPHS_GAIN if wider_graphs(root.trials.settings(root.candidate.scenario_id)) else MOST_GAIN
+    return root.search.capacity.most * gain
+
+
+def bound_from_others(prospect: Prospect) -> float:
+    """Return the bound on a variant's rate from the deployment that it is a variant of, and from known relatives.
+
+    Replicas of both phases serve no more than the prefill replicas do beside as many decode replicas as can be, nor
+    than the decode replicas beside as many prefill replicas: where capacities of both are known, the ratio of the
+    replicas follows from the two rates.
+    """
+    root, flags = prospect.root, prospect.candidate.flags
+    if root is None:
+        return math.inf
+    bound = prospect.candidate.gpu_count / root.candidate.gpu_count * bounds_of(root)
+    for known in prospect.known:
+        others = known.candidate.flags
+        gain = CAUTION if flags.get(BUDGET) == others.get(BUDGET) else MOST_GAIN
+        bound = min(bound, gain * known.search.capacity.most * max(flags[name] / others[name] for name in REPLICAS))
+    return bound
 
 
 def miss_of(rate: HighestRate) -> float | None:

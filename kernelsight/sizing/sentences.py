@@ -248,11 +248,12 @@ def _why(failed: LeftOut) -> str:
 def unfinished(search: SizeSearch, still_open: int, effort: int) -> list[str]:
     """Return the sentences on a search that ended early: why, what is open, and how to go on; none: it is complete."""
     count = len(search.not_tried)
-    if search.ended is None and not still_open:
+    if search.is_complete:
         return []
-    parts = [f"{count} deployment{'s' * (count != 1)} not tried"]
+    parts = [f"{count} deployment{'s' * (count != 1)} not tried"] if count else []
     parts += [f"{still_open} that may be cheaper not looked at again"] if still_open else []
-    why = search.ended or "its rounds are over"
+    parts = parts or ["the rate of the first was not searched in full"]
+    why = search.ended or "no deployment has the confidence"
     if search.is_stopped:
         more = (
             "a longer --time-limit goes on from here" if "time limit" in why else "the same command goes on from here"

@@ -15,7 +15,7 @@ from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
-from kernelsight.sizing.decision import Demand, Option, options_of, still_open_of
+from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.deployment_rows import (
     day_values,
     deployment_row,
@@ -69,11 +69,10 @@ def _answer_rows(session: Session, question: Question, report: Callable[[str], N
     demand = question.demand
     search, rows = _open_search(session, question, demand, report)
     try:
-        search.run(rows, question.tune)
+        options = search.run(rows, question.tune)
         if question.correction is not None:
             correction_file = None if question.correction == "table" else Path(question.correction)
             refuse_unused_corrections(search.forks[0], correction_file)
-        options = options_of(search, question.objectives, demand)
         closer = [findings_on(search, option) for option in options[:2]]
         return _rows(search, options, closer, question, demand, str(rows[0]["model"]))
     finally:
@@ -92,13 +91,12 @@ def _open_search(
     loop = {"request_rate": FIRST_RATE} if question.users is None else {"max_concurrency": FIRST_USERS}
     search = SizeSearch(
         session,
-        demand.sustained_rate,
+        demand,
         question.objectives,
         {"num_prompts": LEAST_REQUESTS, **load, **loop},
         prices,
         report,
         time_limit=question.time_limit_s,
-        total_gpus=total,
         most_gpus=most_gpus,
         compared=[ALIASES.get(name, name) for name in question.search],
         effort=question.effort,
@@ -118,11 +116,12 @@ def _rows(
     objectives = question.objectives
     labels = labels_of(search, [option.sized for option in options])
     sized = []
-    for option in options:
+    limits = [findings.limit for findings in closer] + [None] * len(options)
+    for option, limit in zip(options, limits, strict=False):
         candidate = option.sized.candidate
-        tier = {**search.tier_of(candidate), "tier": labels[candidate.scenario_id][0]}
+        tier = {**search.tier_of(candidate), "tier": labels[candidate.scenario_id][0], "limit": limit}
         sized.append(deployment_row(option, tier, search.is_sure(option.sized), demand))
-    still_open = still_open_of(search, options, demand)
+    still_open = {prospect.candidate.scenario_id for prospect in search.still_open()}
     left_out = [left_out_row(failed, demand, still_open) for failed in search.left_out.values()]
     not_tried = [{**flag_values(candidate.flags), "reason": None, "bound": None} for candidate in search.not_tried]
     measurable = [name for name, family in FAMILIES.items() if "gpus" not in family.sizes]
@@ -134,7 +133,7 @@ def _rows(
                 *unfinished(search, len(still_open), question.effort),
             ]
         ),
-        "complete": search.ended is None and not still_open,
+        "complete": search.is_complete,
         "decides": what_decides(options, closer, model, measurable),
         "cliff": closer[0].cliff if closer else None,
         "launch": _launch(search, options[0], model) if options else [],

@@ -200,6 +200,7 @@ class RateSearch:
         low, high = (
             self._end(holds, effort, side) if effort.ends else _near_end(holds, broken, side) for side in (-1, 1)
         )
+        high = min(high, max(self._highest, holds.rate))
         steady = holds.verdict.stays >= 0.95 * COUNTED
         return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
 

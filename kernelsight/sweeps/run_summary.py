@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.present.capacity_sentence import near_capacity
-from kernelsight.present.limits_sentence import verdict_of
+from kernelsight.present.limits_sentence import near_capacity, verdict_of
 from kernelsight.sweeps.assumed_sentences import assumed_of
 from kernelsight.sweeps.cliffs import cliff_of
 

@@ -9,7 +9,7 @@ import pytest
 from kernelsight.catalog.tables import contracts, fact_names, read_facts
 from kernelsight.dataflow.contract import Column, Contract
 from kernelsight.errors import ContractBroken
-from kernelsight.shipped_tables import embedded_facts
+from kernelsight.project_graph import embedded_facts
 
 PARTS = Contract(
     "parts",

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 from kernelsight.catalog.tables import facts
+from kernelsight.choices.candidates import sibling_differences, siblings
 from kernelsight.choices.choices import contrasts
 from kernelsight.choices.contrasts import LEFT_TO_SIBLINGS
 from kernelsight.choices.inputs import choice_of
-from kernelsight.choices.siblings import sibling_differences, siblings
 from tests.choices import made_choices
 from tests.choices.made_choices import ENGINES, MANY_SIZES, latency_us
 from tests.fitting.measured import gemm, write

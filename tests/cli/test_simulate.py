@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.present.pages.simulate import simulation_page
-from kernelsight.present.terminal import lines_of
+from kernelsight.present.show import lines_of
 from kernelsight.session import connect
 from tests.cli.conftest import flags_of, simulate_all
 

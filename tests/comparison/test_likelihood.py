@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.catalog.tables import contracts
+from kernelsight.comparison.compared_log import Question
 from kernelsight.comparison.comparison import REQUESTS, Comparison
 from kernelsight.comparison.explanation import explained
 from kernelsight.comparison.factors import PARAMETERS, prior_covariance
 from kernelsight.comparison.likelihood import LEAST_SD, Predicted, StepLikelihoods, _shape, likelihood
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.observed_steps import MOST_STEPS, ObservedSteps, observed_steps_of
-from kernelsight.comparison.question import Question
 from kernelsight.comparison.replay import KERNELS, Variant, give_log
 from kernelsight.dataflow.rows import as_table
 from kernelsight.logs.read_logs import TABLES, read_table

@@ -151,7 +151,7 @@ def test_fewer_seats_are_the_cause_and_beyond_chance_and_the_load_is_none(sessio
 
 @pytest.mark.parametrize(("changed", "name"), [({"rate": 16.0}, "request_rate"), ({"longer": 1.4}, "prompt_tokens")])
 def test_a_changed_load_alone_is_the_only_cause(session: Session, before: pa.Table, changed: dict, name: str) -> None:
-    found = answer(session, simulated(2, max_num_seqs=39, **changed), before)
+    found = answer(session, simulated(2, max_num_seqs=40, **changed), before)
     assert [cause["name"] for cause in found["causes"]] == [name] and name in certain(found)
     assert agrees_with_its_table(found)
 

@@ -8,7 +8,7 @@ import pytest
 from kernelsight.comparison.measured_requests import Measured
 from kernelsight.comparison.occupancy import most_running, seats_seen
 from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
-from kernelsight.comparison.signature import signature
+from kernelsight.comparison.signature_causes import signature
 
 N = 300
 DICE = np.random.default_rng(1)

@@ -29,14 +29,14 @@ def settings(tier: str = "auto") -> pa.Table:
     return pa.table({"deployment_id": ["d"], "tier": [tier]})
 
 
-def price(family: str, calls: pa.Table, backend: str = "numpy", tier: str = "auto", **tables: pa.Table) -> pa.Table:
+def price(family: str, calls: pa.Table, tier: str = "auto", **tables: pa.Table) -> pa.Table:
     """Return latencies of a call table by the embedded facts; ``tables`` replaces some of these."""
     facts = {**FACTS, **tables}
     calls = with_format(calls)
     if "gpus" in tables:
         facts["gpu_power"] = power_of_gpus(tables["gpus"], ENERGY)
     tables = PricingTables(settings(tier), *(facts[name] for name in NAMES))
-    return latencies(family, calls, tables, backend=backend)
+    return latencies(family, calls, tables)
 
 
 def with_format(calls: pa.Table) -> pa.Table:

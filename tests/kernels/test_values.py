@@ -279,7 +279,7 @@ def test_deployments_of_two_tiers_share_a_table() -> None:
     from kernelsight.kernels.pricing_tables import PricingTables
 
     settings = pa.table({"deployment_id": ["d", "e"], "tier": ["roofline", "auto"]})
-    rows = latencies("gemm", both, PricingTables(settings, *FACTS.values()), backend="numpy").to_pylist()
+    rows = latencies("gemm", both, PricingTables(settings, *FACTS.values())).to_pylist()
     assert [row["tier"] for row in rows] == ["roofline", "cross-generation"]
     assert rows[0]["latency_us"] == rows[0]["roofline_us"]
     assert rows[1]["latency_us"] == price("gemm", calls).to_pylist()[1]["latency_us"]

@@ -10,9 +10,9 @@ import pytest
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.contract import Contract
+from kernelsight.project_graph import embedded_facts
 from kernelsight.scenario.run_info import run_facts
 from kernelsight.session import connect
-from kernelsight.shipped_tables import embedded_facts
 
 FACTS = sorted(embedded_facts())
 # given by the plan of a run itself, or written about it

@@ -13,7 +13,7 @@ from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.forecast_sources import model_forecasts, with_forecasts
 from kernelsight.searching.forecasts import inputs_of
 from kernelsight.searching.history import empty_history, with_round
-from kernelsight.searching.replay import replay
+from kernelsight.searching.replays import replay
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
 from kernelsight.searching.targets import Target, target_of, truth_of

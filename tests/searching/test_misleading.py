@@ -12,7 +12,7 @@ from kernelsight.searching import batches, proposals
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.forecasts import inputs_of
-from kernelsight.searching.replay import replay
+from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import plan_of, rounds
 from kernelsight.searching.scenarios import DEFAULTS
 from kernelsight.searching.search_scores import regrets

@@ -11,7 +11,7 @@ from kernelsight.searching.arrays import OK, space_arrays
 from kernelsight.searching.decisions import Best, by_gain, expected_better
 from kernelsight.searching.forecasts import Forecast
 from kernelsight.searching.history import History, Outcome, empty_history
-from kernelsight.searching.replay import replay
+from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS, check, check_in
 from kernelsight.searching.search_scores import regrets

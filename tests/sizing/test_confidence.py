@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +9,13 @@ import pytest
 
 from kernelsight.errors import KernelSightError
 from kernelsight.session import Session
-from kernelsight.sizing import decision, search
+from kernelsight.sizing import search
 from kernelsight.sizing.candidates import Candidate
 from kernelsight.sizing.daily import Day
 from kernelsight.sizing.decision import ANY_RATE, Demand
 from kernelsight.sizing.probability import Chances
-from kernelsight.sizing.prospects import LeftOut, miss_of, rate_below
+from kernelsight.sizing.prospects import LeftOut, bound_from_others, miss_of, rate_below
 from kernelsight.sizing.sentences import nearest_of, unfinished
-from kernelsight.sizing.tuning import _balanced
 from kernelsight.sweeps.capacity import Capacity
 from kernelsight.sweeps.rate_search import HighestRate
 
@@ -32,21 +30,17 @@ ASKED = {"gpus": ["h100_sxm"], "slo": SLO, "max_gpus": 2, "tune": False, "rate":
 @pytest.fixture
 def doubted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make deployments of one GPU hold at a twentieth of their rate alone, others at all of it."""
-    known = decision.evidence_of
+    known = search.evidence_of
 
-    def evidence_of(opened: Any, ranked: Sequence[Any], near: set[str], objectives: Any) -> dict[str, Any]:
-        found = known(opened, ranked, near, objectives)
-        for sized in ranked:
-            name, alone = sized.candidate.scenario_id, sized.candidate.gpu_count == 1
-            if found[name].chances:
-                chances = Chances((0.05, 0.06, 1.0), (4.0, -4.0, -4.0)) if alone else Chances((0.5, 1.0), (4.0, 3.0))
-                found[name] = found[name]._replace(chances=chances)
-        return found
+    def evidence_of(opened: Any, plan: Any, sized: Any, objectives: Any) -> Any:
+        alone = sized.candidate.gpu_count == 1
+        chances = Chances((0.05, 0.06, 1.0), (4.0, -4.0, -4.0)) if alone else Chances((0.5, 1.0), (4.0, 3.0))
+        return known(opened, plan, sized, objectives)._replace(chances=chances)
 
-    monkeypatch.setattr(decision, "evidence_of", evidence_of)
+    monkeypatch.setattr(search, "evidence_of", evidence_of)
 
 
-def test_what_was_left_out_against_a_cost_that_rose_is_looked_at_again(session: Session, doubted: None) -> None:
+def test_deployments_are_compared_by_their_costs_at_the_confidence(session: Session, doubted: None) -> None:
     plain = session.size(**ASKED)
     assert plain.chosen["tensor_parallel_size"] == 2 and plain.chosen["instances"] == 1 and plain.complete
     assert next(row["instances"] for row in plain.rows if row["tensor_parallel_size"] == 1) > 2
@@ -59,16 +53,27 @@ def test_without_the_doubt_it_is_left_out_with_a_bound(session: Session) -> None
         assert row["bound"] >= found.chosen["gpus"]
 
 
-def test_what_is_not_looked_at_again_is_said_to_be_open(
-    session: Session, doubted: None, monkeypatch: pytest.MonkeyPatch
+def test_what_was_left_out_against_a_cost_that_rises_is_looked_at_again_or_said_to_be_open(
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search.SizeSearch, "look_again", lambda *_: False)
+    make_sure = search.SizeSearch._make_sure
+
+    def with_a_dearer_best(found: search.SizeSearch) -> None:
+        (name,) = found.options
+        found.options[name] = found.options[name]._replace(instances=9)
+        found._sure.add(name)
+        if goes_on:
+            make_sure(found)
+
+    monkeypatch.setattr(search.SizeSearch, "_make_sure", with_a_dearer_best)
+    goes_on = False
     found = session.size(**ASKED)
-    if any(row["tensor_parallel_size"] == 2 for row in found.rows):
-        pytest.fail("two GPUs are to be left out by their cost at first")
     assert not found.complete and "1 that may be cheaper not looked at again" in found.answer
     (row,) = found.left_out
-    assert row["reason"].startswith("it may be cheaper") and row["bound"] < found.chosen["gpus"]
+    assert row["reason"].startswith("it may be cheaper") and row["bound"] < found.chosen["gpus"] == 9
+    goes_on = True
+    again = session.size(**ASKED)
+    assert again.complete and again.chosen["tensor_parallel_size"] == 2
 
 
 @pytest.mark.parametrize(
@@ -97,8 +102,7 @@ def test_the_rate_from_which_a_candidate_is_cheaper() -> None:
 
 
 def test_effort_doubles_what_may_be_simulated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "MOST_EXPLORED", 12_000)
-    monkeypatch.setattr(search, "MOST_CONFIRMED", 12_000)
+    monkeypatch.setattr(search, "ALLOWANCES", (7_000, 7_000, 7_000))
     short = session.size(**ASKED)
     assert not short.complete and "--effort 2 goes on from here." in short.answer
     assert session.size(**ASKED, effort=5).complete
@@ -108,7 +112,7 @@ def test_effort_doubles_what_may_be_simulated(session: Session, monkeypatch: pyt
 
 
 def found(**left_out: LeftOut) -> Any:
-    return SimpleNamespace(left_out=left_out, not_tried=[], ended=None, is_stopped=False)
+    return SimpleNamespace(left_out=left_out, not_tried=[], ended=None, is_stopped=False, is_complete=False)
 
 
 def test_the_nearest_is_one_that_misses_and_grown_latencies_are_no_miss() -> None:
@@ -129,7 +133,9 @@ def test_growing_latencies_are_no_miss_of_an_objective() -> None:
 
 
 def test_how_to_go_on() -> None:
-    assert unfinished(found(), 0, 1) == []
+    complete = found()
+    complete.is_complete = True
+    assert unfinished(complete, 0, 1) == []
     ended = found()
     ended.ended, ended.not_tried = "its allowance of simulated requests is spent", [1, 2]
     assert unfinished(ended, 3, 5)[0].endswith("; 2 deployments not tried, 3 that may be cheaper not looked at again; "
@@ -138,7 +144,28 @@ def test_how_to_go_on() -> None:
     assert unfinished(ended, 0, 1)[0].endswith("; the same command goes on from here.")
 
 
-def test_pools_are_as_large_as_their_times() -> None:
-    assert _balanced(0.3, 1.0 / 0.4) == [(3, 1), (4, 1), (5, 1)]
-    assert _balanced(0.1, 1.0 / 0.5) == [(1, 4), (2, 4), (3, 4)]
-    assert _balanced(0.5, 4.0) == []
+def test_the_rates_of_prefill_and_decode_replicas_bound_every_ratio_of_them() -> None:
+    def split(prefill: int, decode: int, capacity: float, known: Any = (), **flags: int) -> Any:
+        replicas = {"prefill_replicas": prefill, "decode_replicas": decode, **flags}
+        searched = SimpleNamespace(capacity=SimpleNamespace(most=capacity))
+        return SimpleNamespace(
+            candidate=Candidate(replicas, "s", "d", {"l4": prefill + decode}, None), search=searched, known=known
+        )
+
+    trials = SimpleNamespace(settings=lambda _: {"graph_max_tokens": 512, "max_num_seqs": 256, "query_tokens": 1})
+    alone = SimpleNamespace(
+        candidate=CANDIDATE, trials=trials, search=SimpleNamespace(capacity=SimpleNamespace(most=6.0))
+    )
+    alone.candidate = CANDIDATE._replace(gpus={"l4": 1})
+    # a prefill replica serves 2 a second, a decode replica 10
+    known = [split(1, 6, 2.0), split(6, 1, 10.0)]
+
+    def bound(prefill: int, decode: int, **flags: int) -> float:
+        variant = split(prefill, decode, 0.0, known, **flags)
+        variant.root = alone
+        return bound_from_others(variant)
+
+    assert bound(6, 1) == pytest.approx(1.1 * 10.0) and bound(5, 1) == pytest.approx(1.1 * 10.0)
+    assert bound(2, 1) == pytest.approx(1.1 * 4.0) and bound(2, 1, max_num_batched_tokens=4096) == pytest.approx(5.6)
+    known.clear()
+    assert bound(2, 1) == pytest.approx(3 * 6.0 * 1.4)

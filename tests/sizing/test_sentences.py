@@ -52,12 +52,12 @@ def test_a_few_measured_points_count_as_measured(tier: str, measured: bool) -> N
 
 def test_the_kernels_in_doubt_decide_between_the_first_two() -> None:
     first, second = option("l4", 1.0, 2.0, 0.95, True), option("t4", 1.1, 3.0, 0.95, True)
-    looks = [OptionFindings(None, ("moe", "gemm", "norm")), OptionFindings(None, ("gemm",))]
+    looks = [OptionFindings(None, None, ("moe", "gemm", "norm")), OptionFindings(None, None, ("gemm",))]
     assert what_decides([first, second], looks, "m", ["gemm", "norm"]) == (
         "Between the first two, gemm and norm on l4 would decide: kernelsight calibrate plan --gpu l4 --models m "
         "--families gemm,norm --points 3 -o suite.json"
     )
-    alone = what_decides([first, second], [OptionFindings(None, ("moe",)), looks[1]], "m", ["gemm"])
+    alone = what_decides([first, second], [OptionFindings(None, None, ("moe",)), looks[1]], "m", ["gemm"])
     assert alone == (
         "Between the first two, moe on l4 would decide, which calibrate does not measure: run both on the load."
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.cli.backtest_page import errors_of, line, name_of
-from kernelsight.evaluation.runs.subsets import KINDS
+from kernelsight.evaluation.runs.run_scores import KINDS
 from kernelsight.laboratory.runs.coverage import METRICS as COVERED
 from kernelsight.number_format import deviation, number, percent
 from kernelsight.present.page import Table

@@ -6,38 +6,13 @@ import argparse
 from contextlib import nullcontext
 from typing import Any
 
-from kernelsight.cli.command_line import add_output
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number, percent
 
-POLICIES = "random,order,greedy,selective"
 SHOWN = (
     *("space", "gpu", "policy", "runs", "within_5", "within_2", "n_to_5", "n_to_2"),
     *("regret_10", "regret_20", "regret_50", "regret_100", "score"),
 )
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    verb.add_argument("--space", nargs="+", required=True, metavar="FILE", help="Parquet files of `search import`")
-    verb.add_argument("--gpus", default="all", metavar="A,B", help="GPUs to search for, as named in the files")
-    verb.add_argument(
-        "--policies",
-        default=POLICIES,
-        metavar="P,Q",
-        help=f"policies to score (default: {POLICIES}); tuner: the usual strategies of Kernel Tuner, tuner:NAME: one",
-    )
-    verb.add_argument("--seeds", type=int, default=10, metavar="N", help="replays per GPU and policy (default: 10)")
-    verb.add_argument("--budget", type=int, default=100, metavar="N", help="measurements per search (default: 100)")
-    verb.add_argument("--batch", type=int, default=5, metavar="N", help="measurements per round (default: 5)")
-    verb.add_argument(
-        "--splits",
-        default="all,without-nearest",
-        metavar="S,T",
-        help="other GPUs to learn from: all, without-nearest (without the most similar one)",
-    )
-    verb.add_argument("--resume", action="store_true", help="go on with the journal of a killed evaluation, beside -o")
-    add_output(verb, "also write the report: .json, .csv, .parquet")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kernelsight.evaluation.runs.full_loops import FULL_WINDOWS, full_throughputs
-from kernelsight.evaluation.runs.host_constants import with_host
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose
-from kernelsight.evaluation.runs.simulate_runs import partitions, plan_runs
+from kernelsight.evaluation.runs.simulate_runs import partitions, plan_runs, with_host
 from kernelsight.laboratory.energy.fit import Constants
 from kernelsight.scenario.plan import give_plan
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.host_constants import HostConstants
 from kernelsight.evaluation.runs.run_scores import group_of, repeats
-from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, serve_runs
+from kernelsight.evaluation.runs.simulate_runs import HostConstants, Planned, plan_runs, serve_runs
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

@@ -11,12 +11,13 @@ from kernelsight.evaluation.runs.run_scores import (
     METRICS,
     group_of,
     is_scored_separately,
+    kinds_of,
     repeats,
     score,
+    scored_runs,
     scores,
     with_errors,
 )
-from kernelsight.evaluation.runs.subsets import kinds_of, scored_runs
 from kernelsight.laboratory.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
 
 

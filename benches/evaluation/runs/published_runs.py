@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.evaluation.runs.run_scores import GROUP, group_of, grouped, scores
-from kernelsight.evaluation.runs.subsets import kinds_of, over_groups, scored_runs
+from kernelsight.evaluation.runs.run_scores import GROUP, group_of, grouped, kinds_of, over_groups, scored_runs, scores
 from kernelsight.laboratory.runs.error_parts import attribute
 from kernelsight.laboratory.runs.implausible_runs import signs_of
 from kernelsight.laboratory.runs.unknown_lengths import assumed_lengths

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.evaluation.runs.host_constants import with_host
-from kernelsight.evaluation.runs.simulate_runs import Planned, partitions
+from kernelsight.evaluation.runs.simulate_runs import Planned, partitions, with_host
 from kernelsight.laboratory.runs.host_constants import REQUESTS_HALF, Constants
 from kernelsight.scenario.plan import give_plan
 

@@ -11,7 +11,7 @@ from kernelsight.evaluation.runs.simulate_runs import FURTHER_INTERVALS, INTERVA
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.evaluation.runs.host_constants import HostConstants
+    from kernelsight.evaluation.runs.simulate_runs import HostConstants
 
 ENDS = ("isl_low", "isl_high")
 

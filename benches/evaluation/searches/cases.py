@@ -18,7 +18,7 @@ from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import SpaceArrays
 from kernelsight.searching.forecasts import widening
 from kernelsight.searching.journal import open_journal
-from kernelsight.searching.replay import replay
+from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import STOP_BELOW, STOP_FROM, Round, rounds
 from kernelsight.searching.scenarios import DEFAULTS
 from kernelsight.searching.search_tables import forecast_scores

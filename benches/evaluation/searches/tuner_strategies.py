@@ -19,7 +19,7 @@ import numpy as np
 
 from kernelsight.errors import RunFailed, extra_missing, unknown
 from kernelsight.searching.arrays import COMPILE_FAILED, OK, Measured, SpaceArrays
-from kernelsight.searching.replay import replay
+from kernelsight.searching.replays import replay
 
 PREFIX = "tuner:"
 # strategies that the policy ``tuner`` stands for

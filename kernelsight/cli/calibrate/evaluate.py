@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     target = check_ending(arguments.output)
     if arguments.test_versions or arguments.train:
-        versions = laboratory.part("cli.calibrate_evaluate_options", "--test-versions")
+        versions = laboratory.part("cli.evaluate_versions", "--test-versions")
         show(*versions.evaluate_versions(arguments), arguments.format, target)
     else:
         _evaluate_gpus(arguments, target)

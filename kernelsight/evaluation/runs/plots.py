@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelsight.caches.durable import durable_file
 from kernelsight.errors import InvalidInput, extra_missing
 from kernelsight.evaluation.runs.run_scores import GROUP
 from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
-from kernelsight.present.figures.picture import write_picture
+from kernelsight.present.html.page import plain
 from kernelsight.present.page import Figure, Page
 from kernelsight.present.show import HTML, write_page
+
+SIZE = 300
+
+
+def write_picture(figures: Sequence[Figure], target: Path, columns: int = 2) -> None:
+    """Write charts in columns by the path's ending, .svg, .png or .json; needs the extra ``report``."""
+    import vl_convert
+
+    charts = [
+        {"title": figure.title, "data": {"values": [plain(row) for row in figure.rows]}, **(figure.spec or {})}
+        | {"width": SIZE, "height": SIZE}
+        for figure in figures
+    ]
+    text = json.dumps({"concat": charts, "columns": columns, "resolve": {"scale": {"color": "independent"}}})
+    with durable_file(target) as draft:
+        if target.suffix == ".png":
+            draft.write_bytes(vl_convert.vegalite_to_png(text))
+        else:
+            svg = target.suffix == ".svg"
+            draft.write_text(vl_convert.vegalite_to_svg(text) if svg else text, encoding="utf-8")
+
 
 ENDINGS = (".svg", ".png", ".html", ".json")
 TITLE = "Predicted against measured, error against load, median error of each group"

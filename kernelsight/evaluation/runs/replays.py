@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight import laboratory
 from kernelsight.evaluation.runs.campaigns import compared
-from kernelsight.evaluation.runs.host_constants import HostConstants
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose, prompt_text_of
 from kernelsight.evaluation.runs.run_scores import (
     group_of,
@@ -17,7 +16,7 @@ from kernelsight.evaluation.runs.run_scores import (
     measured_both,
     with_errors,
 )
-from kernelsight.evaluation.runs.simulate_runs import Planned, plan_runs, serve_runs, settings_of
+from kernelsight.evaluation.runs.simulate_runs import HostConstants, Planned, plan_runs, serve_runs, settings_of
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

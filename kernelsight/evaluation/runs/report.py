@@ -18,10 +18,10 @@ from kernelsight.evaluation.runs.run_scores import (
     is_scored_separately,
     measured_both,
     repeats,
+    scored_runs,
     scores,
     stated_again,
 )
-from kernelsight.evaluation.runs.subsets import scored_runs
 
 AXES = {
     "gpu": lambda row: (row["gpu"],),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from kernelsight.evaluation.runs.full_loops import FULL_THROUGHPUT, full_throughputs
 from kernelsight.kernels.families import COMMUNICATION
@@ -13,7 +15,36 @@ from kernelsight.sweeps.partitions import Partition
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.evaluation.runs.host_constants import HostConstants
+
+
+class HostConstants(Protocol):
+    """Host times of a group of runs; ``pace``: factor on its kernels."""
+
+    @property
+    def pace(self) -> float:
+        """Factor on the kernels of the group."""
+
+    def host(self, row: Mapping[str, Any]) -> Mapping[str, float]:
+        """Return the replaced columns of a row of ``host_settings``."""
+
+
+def with_host(
+    host_settings: pa.Table,
+    columns_of: Callable[[Mapping[str, Any]], Mapping[str, float] | None],
+    prose: Collection[str] = (),
+) -> pa.Table:
+    """Return ``host_settings`` with the columns that ``columns_of`` returns for a row replaced; None keeps the row.
+
+    ``prose``: ids of deployments whose prompts are natural text, whose tokenisation time is 0 (see ``recipes``).
+    """
+    rows = []
+    for row in host_settings.to_pylist():
+        row |= columns_of(row) or {}
+        if row["deployment_id"] in prose:
+            row["per_prompt_token_us"] = 0.0
+        rows.append(row)
+    return pa.Table.from_pylist(rows, schema=host_settings.schema)
+
 
 # smallest share of GPU time of a component that is considered
 LEAST_SHARE = 0.1
@@ -155,7 +186,6 @@ def _serve(
     session: Session, constants_by_deployment: Mapping[str, HostConstants], prose: Collection[str], parts: bool
 ) -> list[dict[str, Any]]:
     """Return the rows of a session's scenarios under host constants by deployment_id; see ``serve_runs``."""
-    from kernelsight.evaluation.runs.host_constants import with_host
 
     def fitted(row: Mapping[str, Any]) -> Mapping[str, float] | None:
         constants = constants_by_deployment.get(row["deployment_id"])

@@ -42,6 +42,11 @@ def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
         started = [command for command in commands if str(command.role.facts.get("replicas", 1)) != "0"]
         commands = started or commands
     if len(commands) == 1:
+        if name is None and "shell" not in commands[0].role.facts and (role := _stated_role(commands[0])):
+            raise InvalidInput(
+                f"the launch text has {role} replicas alone; give those of the other pool too, or choose them with "
+                f"{text if text.startswith('@') else '@FILE'}#{(commands[0].role.names or ('1',))[-1]}."
+            )
         return read_command(commands[0], read_files)
     roles = {_role(command): command for command in commands}
     if len(commands) == 2 and set(roles) == set(POOLS):
@@ -116,11 +121,15 @@ def _model(command: Command) -> str:
 
 def _role(command: Command) -> str | None:
     """Return "prefill" or "decode" by a command's disaggregation options, its role or its name, or None."""
-    text = " ".join(command.words).lower().replace("=", " ")
-    role = next((role for role, signs in SIGNS.items() if any(sign in text for sign in signs)), None)
-    role = role or command.role.facts.get("role")
+    role = _stated_role(command) or command.role.facts.get("role")
     named = [pool for pool in POOLS if any(pool in name.lower() for name in command.role.names[-2:])]
     return role or (named[0] if len(named) == 1 else None)
+
+
+def _stated_role(command: Command) -> str | None:
+    """Return the pool that the options of a command state, or None."""
+    text = " ".join(command.words).lower().replace("=", " ")
+    return next((role for role, signs in SIGNS.items() if any(sign in text for sign in signs)), None)
 
 
 def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:

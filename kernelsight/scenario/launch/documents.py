@@ -19,7 +19,7 @@ _DASH = re.compile(r"(?<!\S)(?:[–—]-?|-[–—])(?=[a-zA-Z][\w-]+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|[a-z]+\s+[\"(.$])|\{\{-?\s*(?:else|end)\b")
 _FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 _YAML_LINE = re.compile(r"(?:-\s+)*[\"']?[\w./$-]+[\"']?\s*:(?:\s|$)|- |---|\{|%YAML")
-_SECTION = re.compile(r"^\[(?:Service|Unit|Container)\]\s*$", re.MULTILINE)
+_SECTION = re.compile(r"^\[(?:Service|Unit|Container|program:[\w.-]+)\]\s*$", re.MULTILINE)
 _TOML_LINE = re.compile(r"^(?:\[+[\w.\"-]+\]+|[\w.\"-]+\s+=\s)", re.MULTILINE)
 _PYTHON = re.compile(r"^(?:import|from)\s+\w[\w.]*(?:\s+import\b|\s*$|\s+as\b)", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]\s*(\S+)", re.MULTILINE)
@@ -44,7 +44,7 @@ def read_documents(text: str, refuse: Refuse) -> list[Any]:
         value = parse_json(text, refuse, MANIFEST) if text.rstrip()[-1:] in ("}", "]") else parse_yaml(text, refuse)
         return value if isinstance(value, list) else [value]
     if _SECTION.search(text):
-        return [_unit(text)]
+        return [_unit(text, refuse)]
     if _PYTHON.search(text) and not text.startswith("#!/bin"):
         tree = read_python(text, refuse)
         if tree is not None:
@@ -75,14 +75,18 @@ def other_text(text: str) -> dict[str, Any] | None:
     return next((row for row in _OTHER_TEXTS if re.search(row["name"], head, re.MULTILINE)), None)
 
 
-def _unit(text: str) -> dict[str, Any]:
+def _unit(text: str, refuse: Refuse) -> dict[str, Any]:
     """Return the sections of a unit file of systemd; a name that occurs again has a list of values."""
     sections: dict[str, Any] = {}
     section: dict[str, Any] = {}
     for line in text.replace("\r\n", "\n").replace("\\\n", " ").split("\n"):
         line = line.strip()
+        if line.startswith("-"):
+            raise refuse(f"has a line that begins with {line.split()[0][:40]}: the one before ends without a backslash")
         if line.startswith("[") and line.endswith("]"):
-            section = sections.setdefault(line[1:-1], {})
+            kind, _, name = line[1:-1].partition(":")  # [program:NAME] of supervisord
+            section = sections.setdefault(kind, {})
+            section = section.setdefault(name, {}) if name else section
         elif "=" in line and line[:1] not in ("#", ";"):
             name, _, value = line.partition("=")
             name, value = name.strip(), value.strip()

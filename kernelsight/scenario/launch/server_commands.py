@@ -14,7 +14,8 @@ from kernelsight.files.redaction import redacted_words
 from kernelsight.scenario.launch.documents import other_text, plain_text
 from kernelsight.scenario.launch.engine_options import find_option, options
 from kernelsight.scenario.launch.programs import Program, program_of_image, program_of_words
-from kernelsight.scenario.launch.shapes import Role, read_roles
+from kernelsight.scenario.launch.shape_table import Role
+from kernelsight.scenario.launch.shapes import read_roles
 from kernelsight.scenario.launch.shell_scripts import Script
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -57,7 +58,7 @@ class Command(NamedTuple):
     def is_worker(self) -> bool:
         """Whether it is a further node of a server that another command starts."""
         rank = self.after("--node-rank")
-        return "--headless" in self.words or (rank is not None and rank != "0")
+        return "--headless" in self.words or (rank is not None and rank.isdecimal() and rank.strip("0") != "")
 
 
 def read_commands(text: str) -> list[Command]:
@@ -162,7 +163,7 @@ def _of_role(role: Role) -> Iterator[Command]:
         return
     renamed = stated.get("renamed", {})
     entrypoint = stated.get("entrypoint", [])
-    words = [_renamed(word, renamed) for word in (*entrypoint, *stated.get("arguments", ()))]
+    words = _redacted([_renamed(word, renamed) for word in (*entrypoint, *stated.get("arguments", ()))])
     image = str(stated.get("image", ""))
     if stated.get("tag") and ":" not in image.rpartition("/")[2]:
         image = f"{image}:{stated['tag']}"
@@ -209,7 +210,7 @@ def _of_shell(
         )
     script = Script(environment, variables or {})
     for words in script.commands(text):
-        words = redacted_words(words)
+        words = _redacted(words)
         if words[0].startswith("-"):  # no shell runs an option: without this error it would be predicted without it
             raise InvalidInput(
                 f"{words[0]} begins a line of its own in the launch line: the line before ends without a backslash, or "
@@ -230,14 +231,11 @@ def _of_words(
         for command in _of_docker(words[start:], environment, depth):
             yield command._replace(around=(*_wrapping(words[:start]), *command.around))
         return
-    for index, word in enumerate(words):
-        if Path(word).name in SHELLS and index + 1 < len(words):
-            inner = next((index + 2 + n for n, w in enumerate(words[index + 1 :]) if re.fullmatch(r"-\w*c", w)), None)
-            if inner is not None and inner < len(words):
-                for command in _of_shell(words[inner], environment, variables, depth + 1):
-                    yield command._replace(around=(*_wrapping(words[:index]), *command.around))
-                return
-            break  # a later shell has no -c either
+    index, inner = _shell_of(words)
+    if inner:
+        for command in _of_shell(words[inner], environment, variables, depth + 1):
+            yield command._replace(around=(*_wrapping(words[:index]), *command.around))
+        return
     found = program_of_words(words)
     if found is None:
         return
@@ -245,6 +243,21 @@ def _of_words(
     assigned, wrapping = Script.leading([word for word in words[:program_start] if word != "env"])
     around = tuple(_wrapping(wrapping))
     yield Command(program.engine, words[options_start:], {**environment, **assigned}, around=around, program=program)
+
+
+def _shell_of(words: Sequence[str]) -> tuple[int, int]:
+    """Return (index of the first shell in words, index of the script that its -c names; 0: it has none)."""
+    index = next((n for n, word in enumerate(words) if Path(word).name in SHELLS), len(words))
+    inner = next((n + 1 for n in range(index + 1, len(words)) if re.fullmatch(r"-\w*c", words[n])), 0)
+    return index, inner if inner < len(words) else 0
+
+
+def _redacted(words: Sequence[str]) -> list[str]:
+    """Redact words but the script of a shell, whose commands are redacted when it is read."""
+    _, inner = _shell_of(words)
+    if not inner:
+        return redacted_words(words)
+    return [*redacted_words(words[:inner]), words[inner], *redacted_words(words[inner + 1 :])]
 
 
 def _wrapping(words: Sequence[str]) -> list[tuple[str, str, str]]:

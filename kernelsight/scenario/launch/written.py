@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelsight.catalog.tables import facts
@@ -13,7 +12,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.files.shell_words import split_commands
 from kernelsight.scenario.launch.commands import OPTIONS_FILE, PARALLEL, launch_command
-from kernelsight.scenario.launch.shapes import Row, rows_of
+from kernelsight.scenario.launch.shape_table import Row, rows_of
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, prefill_flags
 
 FORMS = ("compose", "kubernetes", "dynamo", "llm-d")
@@ -82,34 +81,22 @@ def deployment_files(
     return yaml.safe_dump_all(documents, sort_keys=False, width=10**6), unsaid
 
 
-def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write texts to new files of a folder, which is made; InvalidInput: one of the files is there."""
-    paths = [folder / name for name in texts]
-    for path in paths:
-        if path.exists() or path.is_symlink():
-            raise InvalidInput(f"{path} is there already, and is not overwritten; give another place with -o.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, text in zip(paths, texts.values(), strict=True):
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    return paths
-
-
 def _pool(
     form: str, role: str | None, flags: Mapping[str, Any], model: Mapping[str, Any] | None, asked: str | None, name: str
 ) -> Pool:
     """Return what the files say of one pool of replicas."""
     row = deployment_row(flags)
     engine, sizes = row["engine"], [flags.get(size, 1) for size in PARALLEL[:3]]
-    command = launch_command(row, model, flags.get("speculative_model"), asked)
+    draft = flags.get("speculative_model") if flags.get("speculative_method") == "draft_model" else None
+    command = launch_command(row, model, draft, asked)
     words = next(split_commands(command.line))
-    served = words[3] if engine == "sglang" else words[2] if engine == "vllm" else words[1]
+    served = words[4] if engine == "sglang" else words[2] if engine == "vllm" else words[1]
     gpus = sizes[0] * sizes[1] * sizes[2]
     nodes = -(-gpus // _gpus_of_node(flags["gpu"]))
     if nodes > 1 and form in ("compose", "llm-d"):
         raise InvalidInput(
-            f"a replica of {gpus} GPUs spans {nodes} nodes, which the files of {form} cannot state here; use "
-            "--write-launch kubernetes or dynamo."
+            f"a replica of {gpus} GPUs spans {nodes} nodes, which {form} files cannot state here; write kubernetes or "
+            "dynamo."
         )
     if form == "dynamo":
         words = _dynamo_words(engine, words, served) + (["--disaggregation-mode", role] if role else [])
@@ -149,8 +136,7 @@ def _starts(
     if nodes > 1 and form == "kubernetes":
         if engine == "trtllm":
             raise InvalidInput(
-                f"TensorRT-LLM starts over {nodes} nodes by MPI, which these files do not set up; use --write-launch "
-                "dynamo."
+                f"TensorRT-LLM starts over {nodes} nodes by MPI, which these files do not set up; write dynamo."
             )
         rank = "$(LWS_WORKER_INDEX)"
         if engine == "sglang":

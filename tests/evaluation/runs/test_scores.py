@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from kernelsight.evaluation.runs.report import report
-from kernelsight.evaluation.runs.run_scores import is_fitting, repeats, score, stated_again, with_errors
-from kernelsight.evaluation.runs.subsets import over_groups
+from kernelsight.evaluation.runs.run_scores import is_fitting, over_groups, repeats, score, stated_again, with_errors
 from kernelsight.laboratory.runs.error_parts import PARTS, attribute, parts_of
 from kernelsight.laboratory.runs.implausible_runs import FRONT_END, MANY_WORKERS, STALLS, signs_of
 from kernelsight.laboratory.runs.peer_scores import behind, calibrated, compared_with, report_of_peer

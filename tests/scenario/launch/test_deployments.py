@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ import yaml
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.deployments import read_launch_line
-from kernelsight.scenario.launch.shapes import OPERATIONS
+from kernelsight.scenario.launch.shape_fields import OPERATIONS
 
 CASES = yaml.safe_load((Path(__file__).parent / "deployments.yaml").read_text(encoding="utf-8"))
+# flags whose value is computed from what stands in a file
+DERIVED = ("gpu", "max_model_len", "data_parallel_size", "expert_parallel_size", "enable_expert_parallel", "dtype")
+SIZES = {"tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs", "max_model_len", "gpu_memory_utilization"}
 BY_NAME = {case["case"]: case for case in CASES}
 
 
@@ -45,3 +50,47 @@ def test_the_table_holds_what_the_reader_does():
     forms = {row["form"] for row in rows}
     assert {row["value"].split()[0] for row in rows if row["field"] == "shape"} <= forms
     assert len(CASES) > 60 and len(BY_NAME) == len(CASES)
+
+
+def changed(text: str, rng: random.Random) -> str:
+    """Return a text with a line dropped, indented, outdented or doubled, or two in another order."""
+    lines = text.split("\n")
+    index, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    kind = rng.choice(("drop", "indent", "outdent", "double", "order"))
+    if kind == "order":
+        lines[index], lines[other] = lines[other], lines[index]
+    else:
+        line = lines[index]
+        lines[index : index + 1] = {
+            "drop": [],
+            "indent": [f"  {line}"],
+            "outdent": [line.removeprefix("  ")],
+            "double": [line, line],
+        }[kind]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("thirty", range(10))
+def test_texts_that_were_changed_are_refused_or_read_as_they_say(thirty, tmp_path):
+    for seed in range(30 * thirty, 30 * thirty + 30):
+        check_changed(random.Random(seed), tmp_path)
+
+
+def check_changed(rng: random.Random, tmp_path: Path) -> None:
+    case = rng.choice([case for case in CASES if "flags" in case])
+    text = changed(case["text"], rng)
+    try:
+        line = read({**case, "text": text}, tmp_path)
+    except InvalidInput as error:
+        assert "\n" not in str(error)
+        return
+    expected = {"engine": "vllm", **case["flags"]}
+    for name, value in line.flags.items():
+        # as before, or what stands in the text, or the one replica of a pool that states none
+        assert value == expected.get(name) or str(value) in text or value == 1 or name in DERIVED, (name, value)
+    # a size that is still there is read or listed
+    listed = " ".join(word.words for word in line.words)
+    # in a script another order has another meaning
+    for name in SIZES & set(expected) - set(line.flags) if "script" not in case["case"] else ():
+        spelled = re.compile(rf"\b{name.replace('_', '.?')}\b.?.?.?{expected[name]}\b", re.IGNORECASE)
+        assert not spelled.search(text) or re.search(name.replace("_", ".?"), listed, re.IGNORECASE), name

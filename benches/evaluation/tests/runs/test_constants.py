@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.evaluation.runs.host_constants import with_host
+from kernelsight.evaluation.runs.simulate_runs import with_host
 from kernelsight.laboratory.runs.constants import constants_of
 from kernelsight.laboratory.runs.fit_host import fit, fit_near, loss
 from kernelsight.laboratory.runs.host_constants import REQUESTS_HALF, Constants, a_priori

@@ -13,7 +13,7 @@ from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.laboratory.searches.evaluate import evaluate
 from kernelsight.laboratory.searches.tuner_strategies import USUAL, best_rows, best_so_far, expanded, measured_order
 from kernelsight.searching.arrays import OK, space_arrays
-from kernelsight.searching.replay import replay
+from kernelsight.searching.replays import replay
 from kernelsight.searching.targets import target_of, truth_of
 from tests.searching.made_spaces import made_tables
 

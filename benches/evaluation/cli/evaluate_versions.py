@@ -1,4 +1,4 @@
-"""Options of `kernelsight calibrate evaluate` that score KernelSight itself: few points, newer engine versions."""
+"""`kernelsight calibrate evaluate --test-versions`: scores a fitted kernel model on newer engine versions."""
 
 from __future__ import annotations
 
@@ -6,25 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-
-def declare(verb: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    verb.add_argument(
-        "--points",
-        type=int,
-        metavar="K",
-        help="measure K planned points of each kernel of the test GPU instead of a share of its sites, and score the "
-        "other calls",
-    )
-    verb.add_argument("--random-points", type=int, metavar="K", help="as --points, with points drawn at random")
-    verb.add_argument(
-        "--test-versions",
-        metavar="V",
-        help="score engine versions that the sweeps of --train lack: new (all of them) or engine:version,...",
-    )
-    verb.add_argument("--train", nargs="+", metavar="S", help="sweeps of the older versions, for --test-versions")
-    verb.add_argument("--pack", metavar="FILE", help="kernel model to score with --test-versions (default: as shipped)")
 
 
 def evaluate_versions(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]], Sequence[str]]:

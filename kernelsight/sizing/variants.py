@@ -1,0 +1,55 @@
+"""Variants of deployments: other step sizes, CUDA graphs, prefill and decode replicas, with bounds on their rates."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kernelsight.sizing.prospects import BUDGET, REPLICAS
+from kernelsight.sweeps.advice import wider_graphs
+
+if TYPE_CHECKING:
+    from kernelsight.sizing.candidates import Candidate
+    from kernelsight.sizing.prospects import Prospect
+
+# max_num_batched_tokens beside the engine's default: of replicas that do both, and of prefill and decode replicas
+STEP_TOKENS, STEP_TOKENS_OF_SPLITS = (1024, 2048, 4096, 16384), (16384,)
+# most prefill and decode replicas of an instance
+MOST_REPLICAS = 7
+# flags in which variants of one deployment differ
+CHANGED = (*REPLICAS, BUDGET, "max_cudagraph_capture_size")
+
+
+def variants(roots: Sequence[Prospect], load: Mapping[str, Any], most_gpus: int) -> list[dict[str, Any]]:
+    """Return the rows of flags of all variants of deployments, of up to ``most_gpus`` GPUs an instance."""
+    rows = []
+    for root in roots:
+        flags = {name: value for name, value in root.candidate.flags.items() if name not in load}
+        settings = root.trials.settings(root.candidate.scenario_id)
+        if settings["scheduling"] == "static":
+            continue
+        budget, is_set = settings[BUDGET], BUDGET in flags
+        tokens = [] if is_set else [each for each in STEP_TOKENS if each != budget]
+        rows += [{**flags, BUDGET: each} for each in tokens]
+        if "enforce_eager" not in flags:
+            rows += [{**flags, **change} for _, change in wider_graphs(settings)]
+        if any(name in flags for name in (*REPLICAS, "num_speculative_tokens")):
+            continue
+        most = most_gpus // root.candidate.gpu_count
+        for prefill, decode in itertools.product(range(1, MOST_REPLICAS + 1), repeat=2):
+            if prefill + decode <= most:
+                split = {**flags, "prefill_replicas": prefill, "decode_replicas": decode}
+                tokens = [] if is_set else [each for each in STEP_TOKENS_OF_SPLITS if each != budget]
+                rows += [split, *({**split, BUDGET: each} for each in tokens)]
+    return rows
+
+
+def is_split(flags: Mapping[str, Any]) -> bool:
+    """Return whether a deployment has prefill replicas of its own."""
+    return REPLICAS[0] in flags
+
+
+def family_of(candidate: Candidate) -> tuple:
+    """Return the flags that variants of one deployment share."""
+    return tuple(sorted((name, str(value)) for name, value in candidate.flags.items() if name not in CHANGED))

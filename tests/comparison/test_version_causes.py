@@ -1,0 +1,42 @@
+"""Two logs of two engine versions: the kernels of the version are the cause where they explain the change."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelsight.comparison.log_changes import _setting_causes
+from kernelsight.comparison.verdict import cause_sentence
+from kernelsight.comparison.version_causes import with_kernels
+from kernelsight.session import connect
+
+MIXTRAL = {"model": "mixtral-8x7b-v0.1", "gpu": "h200_sxm", "tensor_parallel_size": 8, "max_concurrency": 1}
+
+
+def rows(factor: float, versions: tuple[str, str] = ("0.19.0", "0.20.0")) -> list[dict]:
+    words = {"what": "engine_version", "kind": "setting", "before_word": versions[0], "after_word": versions[1]}
+    numbers = {"prompt_tokens": 4096.0, "output_tokens": 512.0, "in_flight": 1.0}
+    return [
+        words,
+        *({"what": name, "kind": "load", "after": value} for name, value in numbers.items()),
+        {"what": "decode_at_the_same_load", "kind": "speed", "factor": factor},
+    ]
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.21, True), (0.8, False), (3.0, False)])
+def test_kernels_are_named_where_they_explain_the_change(factor: float, named: bool) -> None:
+    """vLLM issue 41306: 2.66 to 3.22 ms a token from 0.19 to 0.20, by the experts' back end."""
+    with connect() as session:
+        (cause,) = with_kernels(_setting_causes(rows(factor)), rows(factor), MIXTRAL, session)
+    sentence = cause_sentence(cause._asdict(), "0.19.0")
+    assert sentence.startswith("the log looks like engine_version 0.20.0")
+    assert ("moe fused_moe_triton to flashinfer_cutlass_moe" in sentence) == named
+
+
+def test_without_a_deployment_the_version_alone_is_named() -> None:
+    with connect() as session:
+        (cause,) = with_kernels(_setting_causes(rows(1.2)), rows(1.2), {}, session)
+        (odd,) = with_kernels(
+            _setting_causes(rows(1.2, ("0.19.0", "x y"))), rows(1.2, ("0.19.0", "x y")), MIXTRAL, session
+        )
+    assert (cause.name, cause.value) == ("engine_version", "0.20.0")
+    assert odd.value.startswith("x y")
