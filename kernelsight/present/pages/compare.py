@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ def comparison_page(answer: Mapping[str, Any], session: Session | None = None) -
     elif "stages" in answer:
         tables = [*([_errors(answer), *_stages(answer)] if answer["stages"] else [_said(answer)]), *_windows(answer)]
     else:
-        tables = [_errors(answer), *_misses(answer)]
+        tables = [_errors(answer), *_misses(answer), *_kernels(answer["kernels"])]
     return Page(
         f"{answer['requests']:,} requests compared",
         answer,
@@ -252,6 +252,18 @@ def _files(rows: Rows) -> list[str]:
     unread = [f"{Path(row['path']).name} ({row['not_read']})" for row in in_folders if not row["role"]]
     page = [f"  {row['role']}: {Path(row['path']).name} ({row['format']})" for row in read]
     return page + ([f"  not read: {len(unread):,} x {', '.join(unread)}"] if unread else [])
+
+
+def _kernels(kernels: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Return the kernels of a profile with the most time as a table."""
+    table = [
+        {
+            **{"kernel": row["name"][:60], "family": row["family"], "calls": number(row["calls"])},
+            **{"us": number(row["total_us"]), "share": percent(row["share"], 1)},
+        }
+        for row in kernels
+    ]
+    return [Table("kernels of the profile with the most time:", table)] if table else []
 
 
 def _said(answer: Mapping[str, Any]) -> Table:

@@ -30,16 +30,17 @@ HUGE = 1e300  # JSON may have whole numbers beyond float64; capped here, rejecte
 DAMAGED = "The file is truncated or damaged: download or write it again."
 
 
-def read_container(path: Path, data: bytes) -> RawTrace:
+def read_container(path: Path, data: bytes, names: str | None = None) -> RawTrace:
     """Read a trace's own columns: text from CSV, numbers and lists from JSON lines, any type from Parquet.
 
-    ``data``: from :func:`content_of`. InvalidInput: empty, damaged, of an unknown format, or without required columns.
+    ``data``: from :func:`content_of`; ``names``: what --columns maps.
+    InvalidInput: empty, damaged, of an unknown format, or without required columns.
     """
     if data[:4] == b"PAR1":
-        return _read_parquet(path, data)
+        return _read_parquet(path, data, names)
     if data.lstrip()[:1] in (b"{", b"["):
-        return _read_json_lines(path, data)
-    return _read_csv(path, data)
+        return _read_json_lines(path, data, names)
+    return _read_csv(path, data, names)
 
 
 def content_of(path: Path) -> bytes:
@@ -68,18 +69,18 @@ def _too_dense(path: Path, problem: str) -> errors.InvalidInput:
     return errors.trace_unusable(path, f"the file {problem}", "Where it is sound, unpack it first.")
 
 
-def _read_parquet(path: Path, data: bytes) -> RawTrace:
+def _read_parquet(path: Path, data: bytes, columns: str | None) -> RawTrace:
     def refuse(problem: str) -> errors.InvalidInput:
         return errors.trace_unusable(path, f"the file {problem}", "Give a complete trace of a size that can be served.")
 
     buffer = pa.py_buffer(data)
     names = read_schema(buffer, refuse).names
-    trace_format = recognise(path, names)
+    trace_format = recognise(path, names, columns)
     columns = read_source(buffer, len(data), refuse, [field for field in trace_format.fields() if field in names])
     return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
 
 
-def _read_csv(path: Path, data: bytes) -> RawTrace:
+def _read_csv(path: Path, data: bytes, columns: str | None) -> RawTrace:
     """Read the fields of a CSV file as text; like Arrow, row numbers skip empty lines."""
 
     def place(row: int) -> str:  # row -1 is the header
@@ -88,7 +89,7 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
         return f"line {filled[row + 1]}" if row + 1 < len(filled) else f"row {row + 1}"
 
     header = _csv_header(data)
-    trace_format = recognise(path, header)
+    trace_format = recognise(path, header, columns)
     _refuse_other_encodings(path, data)
     used = [f for f in trace_format.fields() if f in header]
     ragged: list[tuple[int, str]] = []
@@ -141,10 +142,10 @@ def _first_line(problem: Exception) -> str:
     return str(problem).splitlines()[0].rstrip(".") if str(problem) else type(problem).__name__
 
 
-def _read_json_lines(path: Path, data: bytes) -> RawTrace:
+def _read_json_lines(path: Path, data: bytes, columns: str | None) -> RawTrace:
     """Read JSON lines with Arrow; if Arrow fails, or lines and rows differ, read them in Python to locate the error."""
     first = next(_json_objects(path, data))[1]
-    trace_format = recognise(path, list(first))
+    trace_format = recognise(path, list(first), columns)
     types = {f: pa.float64() for f in trace_format.fields()}
     numbered = all(isinstance(first.get(f, 0), int) for f in trace_format.names())
     types |= dict.fromkeys(trace_format.names(), pa.int64() if numbered else pa.string())
