@@ -112,3 +112,16 @@ def sample() -> str:
 def exclusions() -> str:
     """Table of excluded rows by reason."""
     return table(["reason", "rows"], [[reason["reason"], count(reason["n"])] for reason in figures()["excluded"]])
+
+
+def line() -> str:
+    """README's line: median errors of each campaign's main metrics with constants of the others, else as shipped."""
+    recorded, words = figures(), []
+    for campaign, metrics in FIRST.items():
+        which = "left_out" if campaign in recorded["left_out"] else "shipped"
+        errors = [
+            f"{METRICS[metric].split(',')[0].removeprefix('output ')} {percent(recorded[which][campaign][metric]['median_ape'], 0)}"
+            for metric in metrics
+        ]
+        words.append(f"{CAMPAIGNS[campaign].split(' (')[0]} {', '.join(errors)}")
+    return f"{'; '.join(words)} ({count(recorded['runs'])} runs)."

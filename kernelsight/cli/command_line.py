@@ -120,6 +120,15 @@ class _Joined(argparse.Action):
         setattr(namespace, self.dest, value if earlier is None else f"{earlier}+{value}")
 
 
+class _Words(argparse.Action):
+    """Joins the values of an option by semicolons."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, _: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, ";".join(value))
+
+
 def _whole_number(text: str) -> int:
     """Read a whole number, also as 16k (16,000) or 16K (16,384), as vLLM does."""
     number = read_number(text)
@@ -205,7 +214,9 @@ def add_flags(group: Any, added: Iterable[Flag]) -> None:
             how |= {"choices": flag.choices} if flag.choices and flag.kind != "whole" else {}
             how |= {"nargs": "*" if flag.required is False else "+"} if flag.many else {}
             how |= {"nargs": "?"} if flag.positional and flag.required is False and not flag.many else {}
-            if flag.kind == "tiers" or flag.name == "launch" or flag.repeated:
+            if flag.kind == "words":
+                how |= {"nargs": "+", "action": _Words}
+            elif flag.kind == "tiers" or flag.name == "launch" or flag.repeated:
                 how["action"] = _Joined if flag.kind == "tiers" else "append" if flag.repeated else _Once
         if flag.positional:
             option = group.add_argument(flag.name, **how)

@@ -77,9 +77,10 @@ def _run(words: list[str]) -> int:
         print_notes()
     except KernelSightError as error:
         print_notes()
-        print(f"kernelsight: {error}", file=sys.stderr)
-        if error.details:
-            print(visible(error.details) if is_verbose() else "(--verbose lists what is read)", file=sys.stderr)
+        hint = " (--verbose lists what is read)" if error.details and not is_verbose() else ""
+        print(f"kernelsight: {error}{hint}", file=sys.stderr)
+        if error.details and is_verbose():
+            print(visible(error.details), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _stopped(arguments)

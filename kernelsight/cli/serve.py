@@ -15,8 +15,8 @@ def run(arguments: Any) -> None:
     flags = deployment_flags(arguments)
     launch_line(arguments, flags)
     print_notes()  # now, because the server runs until it is stopped
-    from kernelsight.server.prompts import estimated_tokens
     from kernelsight.server.start import check_packages, is_local, listening_socket, serve_until_stopped, server_of
+    from kernelsight.serving.load.prompts import estimated_tokens
     from kernelsight.serving.runs.deployed import deploy
 
     check_packages()

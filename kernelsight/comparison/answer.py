@@ -26,6 +26,7 @@ from kernelsight.dataflow.python_nodes import produces, reads
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
 
+MOST_KERNELS = 12
 WINDOWS = "metrics of the server are held against max_num_seqs alone; table production_windows has them"
 # the cause of a log that agrees with its prediction, or of which no cause holds
 NO_CAUSE = {"kind": "none", "name": None, "value": None, "from_s": None, "to_s": None, "share": None}
@@ -70,6 +71,8 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
     answer["occupancy"] = _occupancy(rows("occupancy_over_time"))
     answer["power_w"] = power_answer(rows("power_vs_production"))
     answer |= rows("log_tiers")[0]
+    kernels = log.tables.get("production_kernels")  # not read for findings
+    answer["kernels"] = [] if kernels is None else longest_kernels(kernels)
     windows = log.tables["production_windows"]
     has_server_metrics = windows.num_rows > windows["power_w"].length() - windows["power_w"].null_count
     answer["evidence"] = _evidence(rows("log_evidence"), has_server_metrics, other_gpus(answer["power_w"]))
@@ -78,6 +81,18 @@ def answer_of(log: ComparedLog, table: Callable[[str], pa.Table]) -> dict[str, A
         *not_separated(miss_parts, e2e["predicted"], answer["evidence"]),
     ]
     return answer | {"verdict": verdict_of(answer, _why_no_cause_search(log))}
+
+
+def longest_kernels(kernels: pa.Table) -> list[dict[str, Any]]:
+    """Return the MOST_KERNELS kernels of a profile with the most GPU time: name, family, calls, total_us and share."""
+    names = [("calls", "sum"), ("total_us", "sum")]
+    summed = kernels.group_by(["name", "family"]).aggregate(names).sort_by([("total_us_sum", "descending")])
+    whole_us = sum(summed["total_us_sum"].to_pylist())
+    return [
+        {"name": row["name"], "family": row["family"], "calls": row["calls_sum"], "total_us": row["total_us_sum"],
+         "share": row["total_us_sum"] / whole_us if whole_us else 0.0}
+        for row in summed.slice(0, MOST_KERNELS).to_pylist()
+    ]  # fmt: skip
 
 
 def _why_no_cause_search(log: ComparedLog) -> str | None:

@@ -17,6 +17,7 @@ from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
 from kernelsight.fitting.pack_rows import correction_arrays, interval_rows
 from kernelsight.fitting.points_intervals import points_interval_rows
+from kernelsight.fitting.portability import portability_rows
 from kernelsight.fitting.sweep_files import measured_families
 from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.fitting.vendors import vendor_latency_model
@@ -70,6 +71,7 @@ def fit_pack(
             first = rows if any(row["family"] == family for row in rows) else _constants(base, family) if vendor else []
             latency_model = vendor_latency_model(family, FAMILIES[family].latency_model, vendor, table.num_rows, first)
             fitted = family_rows(family, latency_model, table, implementations, gpus, fabrics, log)
+            fitted += portability_rows(family, table, implementations, gpus, fabrics)
             rows += [row | {"vendor": vendor} if _is_of_vendor(row) else row for row in fitted]
             rows += choice_rows(sweeps, family, fitted_gpus, implementations)
             if vendor is None:
@@ -79,7 +81,7 @@ def fit_pack(
 
 def _is_of_vendor(row: Mapping[str, Any]) -> bool:
     """Return whether a row is part of a vendor's fit; corrections, and intervals of one GPU, belong to the GPU."""
-    return row["part"] == "constant" or (row["part"] == "interval" and not row.get("gpu"))
+    return row["part"] in ("constant", "portability") or (row["part"] == "interval" and not row.get("gpu"))
 
 
 def _with_enough_rows(table: pa.Table, gpus: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import html_table, visible
+from kernelsight.kernels.portability import danger_sentences, in_danger
 from kernelsight.number_format import interval, number
 from kernelsight.scenario.alternatives import graphs_end, graphs_for
 from kernelsight.scenario.refusals import refuse_faults
@@ -208,6 +209,7 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     memory_plan.pop("deployment_id")
     session.give("kernel_evidence", evidence)
     tiers = session.table("deployment_tiers").to_pylist()[0]
+    gpu_sentences += danger_sentences(in_danger(evidence, lambda: session.table("eta_portability")))
     return {
         "model": deployment["model"],
         "gpu": deployment["gpu"],

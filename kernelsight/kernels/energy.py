@@ -9,7 +9,6 @@ one the clock falls until a kernel's power is within it. Its arithmetic then tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,11 +60,7 @@ def drawn_by(work: Work, latency_us: np.ndarray, constants: dict[str, np.ndarray
 def work_of(family: str, calls: pa.Table, gpus: pa.Table, fabrics: pa.Table) -> Work:
     """Return the work of a family's calls; ``calls`` has the columns of ``latency.columns_read``."""
     hardware = memoised((gpus, fabrics), "hardware", lambda: hardware_columns(gpus, fabrics))
-    return work_on(family, calls, hardware, positions(calls["gpu"], gpus["gpu"]))
-
-
-def work_on(family: str, calls: pa.Table, hardware: Mapping[str, np.ndarray], row: np.ndarray) -> Work:
-    """Return the work of a family's calls; ``row``: each call's row of the ``hardware`` columns, (calls,)."""
+    row = positions(calls["gpu"], gpus["gpu"])
     names = ["flops", "bytes", "group_size", "tokens", "top_k", "moe_ep"]
     names += ["local_experts", "active_experts", "block_rows"]
     columns = numeric(calls, [name for name in names if name in calls.column_names])

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.array_expressions import evaluate
+from kernelsight.dataflow.array_expressions import bucket, padded
 from kernelsight.dataflow.generated_nodes import for_each
+from kernelsight.kernels.blocks import evaluate
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
 from kernelsight.kernels.die_order import (
     REPEAT_NOISE,
@@ -28,7 +29,7 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import BY_MATH, MICROSECONDS_PER_SECOND
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.network import FADE_OCTAVES, correction, outside
+from kernelsight.kernels.network import BY_NODE, FADE_OCTAVES, correction, outside
 from kernelsight.kernels.prepared_calls import (
     COLD_BYTES,
     CallGroup,
@@ -72,8 +73,8 @@ class EvaluatedCalls(NamedTuple):
 def latencies(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
     """Return ``kernel_latencies`` rows of one family's ``<family>_calls`` table, in its order.
 
-    The tier of ``deployment_settings`` decides what the constants may rest on. InvalidInput: a tier
-    needs a sweep or points that the GPU does not have.
+    The tier of ``deployment_settings`` decides what the constants may rest on. InvalidInput: a tier needs a sweep or
+    points that the GPU does not have.
     """
     call_names = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     call_names = call_names.append_column("family", pa.repeat(family, calls.num_rows))
@@ -276,13 +277,20 @@ def _evaluate_group(ready: PreparedCalls, group: CallGroup) -> dict[str, np.ndar
         kind = int(kind_of_row[0]) if kind_of_row.size else 0
         values: dict[str, Any] = {name: float(values[kind]) for name, values in ready.at.items()}
     else:
-        values = dict(ready.at)
+        values = {name: _of_few_lengths(each) for name, each in ready.at.items()}
         columns["kind"] = kind_of_row
     if group.corrected in ready.networks:
-        values["network"] = ready.networks[group.corrected][0]
+        network = ready.networks[group.corrected][0]
+        of_nodes = {name: _of_few_lengths(getattr(network, name)) for name in BY_NODE}
+        values["network"] = network._replace(**of_nodes)
         columns["node"] = ready.nodes_of_rows(group)
     kernel = kernel_of(ready.family)
-    return evaluate(kernel, kind_of_row.size, columns, uniform, ready.hardware, values)
+    return evaluate(ready.family, kernel, kind_of_row.size, columns, uniform, ready.hardware, values)
+
+
+def _of_few_lengths(values: np.ndarray) -> np.ndarray:
+    """Return constants of kinds or nodes, padded with rows that no call reads: JAX compiles for each length."""
+    return padded(values, bucket(len(values)))
 
 
 @cache
@@ -303,18 +311,11 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
         tensor_work = "math" in columns
         for name in BY_MATH:
             gpu[name] = hardware[name][index, columns["math"]] if tensor_work else gpu["vector_flops_per_us"]
-        rates = gpu["math_flops_per_us"]
         at = dict(at)
         network = at.pop("network", None)
         if "kind" in columns:
             at = {name: values[columns["kind"]] for name, values in at.items()}
-        if wire_share:
-            roofline = columns["bytes"] * wire_share(columns["group_size"]) / gpu["peak_link_bytes_per_us"]
-            bound = xp.full_like(roofline, 2.0)
-        else:
-            compute, memory = columns["flops"] / rates, columns["bytes"] / gpu["memory_bytes_per_us"]
-            roofline = xp.maximum(compute, memory)
-            bound = xp.where(compute > memory, 0.0, 1.0)
+        roofline, bound = roofline_and_bound(xp, wire_share, columns, gpu)
         if "new_tokens" in columns or declared.vector_work:
             # queries, keys and values of a prompt, and activations, were written by the kernel before: warm in L2
             columns["working_set_bytes"] = columns["bytes"]
@@ -334,6 +335,18 @@ def kernel_of(family: str) -> Callable[..., dict[str, Any]]:
         return results if tiles is None else {**results, "tiles": tiles}
 
     return kernel
+
+
+def roofline_and_bound(xp: Any, wire_share: Callable[..., Any] | None, columns: Any, gpu: Any) -> tuple[Any, Any]:
+    """Return the rooflines of calls, us, and what bounds them (positions in BOUNDS); shape (rows,) each.
+
+    ``columns``: flops, bytes and, for a collective, group_size; ``wire_share``: of its family; ``gpu``: of each row.
+    """
+    if wire_share:
+        roofline = columns["bytes"] * wire_share(columns["group_size"]) / gpu["peak_link_bytes_per_us"]
+        return roofline, xp.full_like(roofline, 2.0)
+    compute, memory = columns["flops"] / gpu["math_flops_per_us"], columns["bytes"] / gpu["memory_bytes_per_us"]
+    return xp.maximum(compute, memory), xp.where(compute > memory, 0.0, 1.0)
 
 
 def _is_uniform(values: np.ndarray) -> bool:

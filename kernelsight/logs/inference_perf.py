@@ -10,10 +10,10 @@ import polars as pl
 
 from kernelsight.files.bounded_values import parse_yaml
 from kernelsight.files.budget import REPORT
+from kernelsight.logs.bench_results import positive
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.log_run import LogFormat, LogRun, kind_of_error, object_in
 from kernelsight.logs.summaries import statistic
-from kernelsight.logs.vllm_bench import positive
 from kernelsight.number_format import number
 
 NAME = "inference-perf"

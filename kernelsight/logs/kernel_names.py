@@ -10,6 +10,15 @@ from kernelsight.logs.log_run import Faults
 MOST = 1e15  # largest plausible time in us (30 years) and number of calls
 
 
+def family_of(name: str) -> str | None:
+    """Return the kernel family of a name, or None.
+
+    >>> family_of("fused_moe_kernel"), family_of("mm(4096x4096, 4096x4096)"), family_of("conv")
+    ('moe', 'gemm', None)
+    """
+    return with_families(pl.DataFrame({"name": [name]}), Faults())["family"].item()
+
+
 def with_families(kernels: pl.DataFrame, faults: Faults, names: str = "name") -> pl.DataFrame:
     """Return kernels with the column ``family``: of the first row of ``kernel_name_patterns`` that matches their name.
 

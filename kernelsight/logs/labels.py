@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 from kernelsight.catalog.tables import facts
+from kernelsight.logs.log_run import LogFormat, LogRun
 
 ANY, IGNORED = "any", "ignored"
+Recognises, Read = Callable[..., bool], Callable[..., list[LogRun]]
 # factor to ms, or to one per second; 1: a count
 _UNITS = {
     **dict.fromkeys(("ms", "msec", "milliseconds"), ("time", 1.0)),
@@ -71,13 +74,27 @@ def value_in(metric: str, value: float, unit: str | None) -> float | None:
 
 
 @cache
-def _patterns(form: str) -> list[tuple[re.Pattern[str], str, str | None]]:
-    """Return (pattern, metric, unit) of the rows of a form, then of those for any."""
+def fields_of(form: str) -> list[tuple[re.Pattern[str], str, str | None]]:
+    """Return (pattern, column, unit) of the rows of ``log_fields`` of a form, in their order."""
     fields = facts("log_fields")
     assert fields is not None
-    rows = fields.to_pylist()
-    own_first = [row for name in (form, ANY) for row in rows if row["form"] == name]
-    return [(re.compile(row["pattern"]), row["column"], row["unit"]) for row in own_first]
+    return [
+        (re.compile(row["pattern"]), row["column"], row["unit"]) for row in fields.to_pylist() if row["form"] == form
+    ]
+
+
+def formats_of_rows(layouts: Sequence[str], recognises: Recognises, read: Read) -> tuple[LogFormat, ...]:
+    """Return the formats of ``log_forms`` of some layouts; both functions take the row too."""
+    forms = facts("log_forms")
+    assert forms is not None
+    return tuple(
+        LogFormat(
+            *(row["form"], row["role"], row["written_by"], partial(recognises, form=row), partial(read, form=row)),
+            by_rows=True,
+        )
+        for row in forms.to_pylist()
+        if row["layout"] in layouts
+    )
 
 
 @cache
@@ -114,4 +131,6 @@ def label_of(text: str, form: str = ANY) -> Label:
 @cache
 def _metric(words: str, form: str) -> tuple[str, str | None] | None:
     """Return (metric, usual unit) of the words of a label; None: they name none."""
-    return next(((name, unit) for pattern, name, unit in _patterns(form) if pattern.fullmatch(words)), None)
+    return next(
+        ((name, unit) for pattern, name, unit in (*fields_of(form), *fields_of(ANY)) if pattern.fullmatch(words)), None
+    )

@@ -15,8 +15,8 @@ from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.files.parquet_files import check_parquet
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
-from kernelsight.logs.proposed_columns import columns_flag
 from kernelsight.number_format import number
+from kernelsight.scenario.proposed_columns import columns_flag
 from kernelsight.serving.load.traces import LATEST_S
 
 NAME = "table"

@@ -43,7 +43,7 @@ def read_chrome_traces(files: Sequence[LogFile]) -> list[LogRun]:
         if not rows:
             raise unusable(file.path, "has no GPU activity", "Profile with CUDA activities.")
         frame = pl.DataFrame(rows, schema=["name", "rank", "start_us", "us"], orient="row")
-        runs.append(_kernel_run(file, "chrome-trace", frame.group_by("rank", "name").agg(
+        runs.append(kernel_run(file, "chrome-trace", frame.group_by("rank", "name").agg(
             pl.len().cast(pl.Float64).alias("calls"), pl.col("us").sum().alias("total_us"),
             pl.col("start_us").min().alias("first_us"), (pl.col("start_us") + pl.col("us")).max().alias("last_us"),
         )))  # fmt: skip
@@ -82,10 +82,10 @@ def _nsys_run(file: LogFile) -> LogRun:
         pl.col("calls").cast(pl.Float64),
         *((pl.col(f"{name}_ns") / 1e3).alias(f"{name}_us") for name in ("total", "first", "last")),
     )
-    return _kernel_run(file, "nsys", frame)
+    return kernel_run(file, "nsys", frame)
 
 
-def _kernel_run(file: LogFile, name: str, frame: pl.DataFrame) -> LogRun:
+def kernel_run(file: LogFile, name: str, frame: pl.DataFrame) -> LogRun:
     """Return a run of kernels with families; ``span_us``: from the first start to the last end on a rank."""
     run = LogRun(file, name)
     span = (pl.col("last_us").max() - pl.col("first_us").min()).over("rank")

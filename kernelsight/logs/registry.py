@@ -8,51 +8,48 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs import (
     aiperf,
     aiperf_power,
+    bench_results,
     blis,
     forward_kernels,
     fpm,
     genai_perf,
     guidellm,
     inference_perf,
-    litellm,
+    json_forms,
     llmperf,
     measured_runs,
     otlp,
     plain,
     power_table,
+    profile_tables,
     profiles,
     prometheus,
     reports,
     server_lines,
-    sglang_bench,
-    sglang_requests,
-    vllm_bench,
     vllm_iterations,
 )
 from kernelsight.logs.files import LogFile
 from kernelsight.logs.log_run import LogFormat
-from kernelsight.logs.proposed_columns import columns_flag
-from kernelsight.serving.load.trace_formats import FORMATS as TRACES
+from kernelsight.scenario.proposed_columns import columns_flag
+from kernelsight.serving.load.trace_formats import formats as trace_formats
 
 PLAIN = plain.FORMAT.name
 # fields of prompts and answers; characters of field names in a message
 TEXTS, MOST_SHOWN = ("messages", "conversations", "prompt", "input_text"), 100
 FORMATS: tuple[LogFormat, ...] = (
-    vllm_bench.FORMAT,
-    sglang_bench.FORMAT,
-    sglang_requests.FORMAT,
+    *bench_results.FORMATS,
+    *json_forms.FORMATS,
     guidellm.FORMAT,
     aiperf.FORMAT,
     genai_perf.FORMAT,
     llmperf.FORMAT,
     inference_perf.FORMAT,
-    litellm.FORMAT,
     otlp.FORMAT,
     blis.FORMAT,
     measured_runs.FORMAT,
     plain.FORMAT,
-    *reports.report_formats(),
-    *server_lines.server_formats(),
+    *reports.FORMATS,
+    *server_lines.FORMATS,
     fpm.FORMAT,
     vllm_iterations.FORMAT,
     prometheus.FORMAT,
@@ -61,8 +58,9 @@ FORMATS: tuple[LogFormat, ...] = (
     forward_kernels.FORMAT,
     profiles.CHROME,
     profiles.NSYS,
+    *profile_tables.FORMATS,
 )
-OF_SERVERS = (prometheus.FORMAT.name, *(log_format.name for log_format in server_lines.server_formats()))
+OF_SERVERS = (prometheus.FORMAT.name, *(log_format.name for log_format in server_lines.FORMATS))
 FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kernels": "--kernels"}
 
 
@@ -127,7 +125,7 @@ def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> Inval
         cause = f"is {candidates[0].written_by}; give it with {' or '.join(others)} instead of {FLAGS[role]}"
     elif line:
         cause = f"is of no known format, and looks like a table of requests; try {line}"
-    elif role == "requests" and any(set(trace.required()) <= columns for trace in TRACES):
+    elif role == "requests" and any(set(trace.required()) <= columns for trace in trace_formats() if trace.arrival):
         cause = "is a trace: it has arrivals and lengths, and no latency to compare; replay it with simulate --trace"
     elif role == "requests" and any(name.rpartition(".")[2] in TEXTS for name in file.fields):
         cause = "holds texts, and no times of requests; as a load it is read by simulate --trace"

@@ -7,23 +7,23 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from kernelsight.catalog.tables import facts
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.labels import IGNORED, label_of, unit_of, value_in
-from kernelsight.logs.log_run import LogFormat, LogRun
+from kernelsight.logs.labels import IGNORED, formats_of_rows, label_of, unit_of, value_in
+from kernelsight.logs.log_run import LogRun
 from kernelsight.logs.summaries import statistic
 
 # statistics by (metric, statistic)
 Statistics = dict[tuple[str, str], float]
-_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_LINE = re.compile(
-    rf"^(?P<label>.*?[A-Za-z)\]][^:=|]*?)(?:\s*[:=]\s*|\s+|,)(?P<value>{_NUMBER}|inf(?:inity)?|none|not set)"
-    r"(?:/\d+)?\s*(?P<unit>[A-Za-zµ/%]+(?: ?/ ?[a-z]+)?)?\s*[|,;]?\s*$",
+_NUMBER = r"\d[\d,]{0,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?"
+# the end of a line with a label: separator, value and unit; a line that is longer has none
+_VALUE = re.compile(
+    rf"(?:[:=,]|\s)\s{{0,48}}({_NUMBER}|inf(?:inity)?|none|not set)(?:/\d{{1,12}})?"
+    r"\s{0,4}([A-Za-zµ/%]{0,16})\s{0,4}[|,;]?$",
     re.IGNORECASE,
 )
+LONGEST = 400
 # what terminals, log systems, quotes and lists write before a line
 _BEFORE = re.compile(
     r"^(?:\x1b\[[\d;]*m|[\s>#*•+│┃|`'\"-]|\d{4}-\d\d-\d\d[T ]?|\d\d[-/]\d\d\b|\d\d:\d\d:\d\d[\d.,Z]*"
@@ -31,7 +31,7 @@ _BEFORE = re.compile(
     r"|\[[^\]]*(?:\d|INFO|BENCHMARK|TRT-LLM|I)\](?:<\w+>:?)?|[\w.-]+\.py:\d+\]?:?)+"
 )
 _RULE = re.compile(r"[=]{12,}|^\s*[+├└┌┏┗╞][-─━=┳┬]{6}")
-_CELLS = re.compile(r"\s*[|│┃]\s*")
+_CELLS = re.compile(r"[|│┃]")
 _CODES = re.compile(r"\x1b\[[\d;]*m")
 LOADS = ("requests", "achieved_rate", "output_tokens_per_s", "duration_s")
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
@@ -46,7 +46,7 @@ _WORDS = re.compile(r"ttft|tpot|itl|latency|first.token|throughput", re.IGNORECA
 def add_value(found: Statistics, text: str, value: str, form: str, usual_unit: str | None = None) -> None:
     """Add the value of a label to statistics by (metric, statistic); labels without meaning are passed over."""
     label = label_of(text, form)
-    number = value.replace(",", "").strip().lower()
+    number = value.replace(",", "").strip().lower()[:30]
     if label.metric in (None, IGNORED) or label.statistic == "std":
         return
     if label.metric == "requested_rate" and number.startswith("inf"):
@@ -70,6 +70,7 @@ def fragments_of(text: str) -> Iterator[tuple[str, Statistics]]:
     found: Statistics = {}
     heading, header = "", []
     for line in text.splitlines():
+        line = line[:LONGEST].rstrip()
         if _RULE.search(line) and found and not _CELLS.search(line):
             yield "", found
             found, heading = {}, ""
@@ -97,7 +98,7 @@ def fragments_of(text: str) -> Iterator[tuple[str, Statistics]]:
 def _cells(line: str) -> list[str]:
     """Return the cells of a row of a printed table or of a CSV file; fewer than three: it is none."""
     if re.search(r"[|│┃]", line):
-        return _CELLS.split(line.strip().strip("|│┃").strip())
+        return [cell.strip() for cell in _CELLS.split(line.strip().strip("|│┃"))]
     return next(csv.reader([line]), []) if line.count(",") > 1 and ": " not in line else []
 
 
@@ -123,12 +124,12 @@ def _labelled(line: str, heading: str) -> tuple[Statistics, str]:
     """Return the statistics in a line with a label and a value, and the heading that applies to those after it."""
     found: Statistics = {}
     text = _BEFORE.sub("", line).strip()
-    match = _LINE.match(text)
-    if match is None:
+    match = _VALUE.search(text)
+    name = text[: match.start()].strip(" :=|,") if match else ""
+    if match is None or not name:
         title = re.sub(r"[-=_]{2,}|(?i:breakdown|\(excl[^)]*\))", " ", text).strip()
         return found, title if label_of(title).metric in LATENCIES else heading
-    unit = unit_of(match["unit"]) if match["unit"] else None
-    name, value = match["label"].strip(), "inf" if match["value"].lower().startswith("inf") else match["value"]
+    unit, value = unit_of(match[2]) if match[2] else None, match[1]
     add_value(found, name, value, "any", unit)
     label = label_of(name)
     if not found and heading and label.statistic and label.metric is None and len(name.split()) < 3:
@@ -274,13 +275,4 @@ def labels_in(file: LogFile) -> set[str]:
     return {metric for _, found in fragments_of(file.text) for metric, _ in found}
 
 
-def _format(row: Mapping[str, Any]) -> LogFormat:
-    recognises, read = partial(_recognises, form=row), partial(_read, form=row)
-    return LogFormat(row["form"], row["role"], row["written_by"], recognises, read, by_rows=True)
-
-
-def report_formats() -> tuple[LogFormat, ...]:
-    """Return the formats of ``log_forms`` that hold statistics of runs."""
-    forms = facts("log_forms")
-    assert forms is not None
-    return tuple(_format(row) for row in forms.to_pylist() if row["layout"] in ("text", "json"))
+FORMATS = formats_of_rows(("text", "json"), _recognises, _read)

@@ -5,34 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache, partial
 from typing import Any
 
 import polars as pl
 
-from kernelsight.catalog.tables import facts
 from kernelsight.logs.files import LogFile, unusable
-from kernelsight.logs.log_run import LogFormat, LogRun
+from kernelsight.logs.labels import fields_of, formats_of_rows
+from kernelsight.logs.log_run import LogRun
 from kernelsight.logs.windows import load_of_windows
 
 _DATE = re.compile(r"(\d{4})?[-/]?(\d\d)[-/](\d\d)(?:[/-](\d{4}))?[T -](\d\d):(\d\d):(\d\d)([.,]\d+)?")
 _CLOCK = re.compile(r"(?:^|[\[ ])(\d\d):(\d\d):(\d\d)(?=[\] .,])")
 HALF_DAY_S = 43_200.0
+LONGEST = 2000  # characters of a line that are looked at
 MEANS = ("prompt_tokens_per_s", "output_tokens_per_s", "running", "waiting", "kv_share", "hit_share")
 COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
 _TYPES = {"replica": pl.String, "at_s": pl.Float64, **dict.fromkeys((*MEANS, *COUNTS), pl.Float64)}
-
-
-@cache
-def _fields(form: str) -> list[tuple[re.Pattern[str], str, float]]:
-    """Return (pattern with the value as its group, column, factor) of a form."""
-    rows = facts("log_fields")
-    assert rows is not None
-    return [
-        (re.compile(row["pattern"]), row["column"], 0.01 if row["unit"] == "%" else 1.0)
-        for row in rows.to_pylist()
-        if row["form"] == form
-    ]
 
 
 def seconds_of(line: str) -> float | None:
@@ -64,11 +52,12 @@ def _read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
 
 def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
     run = LogRun(file, form["form"])
-    signature, fields = re.compile(form["signature"]), _fields(form["form"])
+    signature, fields = re.compile(form["signature"]), fields_of(form["form"])
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
     previous_s = None
     for line in file.lines():
+        line = line[:LONGEST]
         if not signature.search(line):
             continue
         if line in seen:
@@ -76,8 +65,9 @@ def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
             continue
         seen.add(line)
         row: dict[str, Any] = {"replica": "0", "at_s": seconds_of(line)}
-        for pattern, column, factor in fields:
+        for pattern, column, unit in fields:
             if match := pattern.search(line):
+                factor = 0.01 if unit == "%" else 1.0
                 row[column] = str(int(match[1])) if column == "replica" else _number(match[1], factor)
         if row["at_s"] is not None and previous_s is not None and row["at_s"] < previous_s - HALF_DAY_S:
             row["at_s"] += 2 * HALF_DAY_S  # a clock without a date, past midnight
@@ -139,15 +129,4 @@ def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
     return file.kind in ("text", "json") and bool(re.search(form["signature"], file.text))
 
 
-def server_formats() -> tuple[LogFormat, ...]:
-    """Return the formats of ``log_forms`` that are lines of a server's log."""
-    forms = facts("log_forms")
-    assert forms is not None
-    rows = [row for row in forms.to_pylist() if row["layout"] == "lines"]
-    return tuple(
-        LogFormat(
-            *(row["form"], row["role"], row["written_by"], partial(_recognises, form=row), partial(_read, form=row)),
-            by_rows=True,
-        )
-        for row in rows
-    )
+FORMATS = formats_of_rows(("lines",), _recognises, _read)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.errors import unknown
+from kernelsight.kernels.portability import in_danger
 from kernelsight.measure.families import FAMILIES, number_formats
 from kernelsight.number_format import number
 
@@ -53,6 +54,8 @@ join (
 group by calls.family, calls.shape, calls.format, calls.math
 order by calls.family, weight desc, calls.shape, calls.format, calls.math
 """
+
+EVIDENCE = "select family, evidence, sum(count * latency_us) as gpu_us from kernel_latencies group by all order by all"
 
 
 def served_calls(
@@ -249,6 +252,17 @@ def choose_points(
         chosen += [indices[number] for number in family_chosen.tolist()]
     ordered = sorted(chosen, key=lambda index: points[index]["latency_us"])
     return ordered, _by_family(points, ordered, deviation, after)
+
+
+def danger_first(session: Session, points: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> list[int]:
+    """Return the chosen points, those first whose families extrapolate in the danger region (``eta_portability``).
+
+    ``session``: of :func:`served_calls`.
+    """
+    shares: dict[str, float] = {}
+    for row in in_danger(session.query(EVIDENCE).to_pylist(), lambda: session.table("eta_portability")):
+        shares[row["family"]] = shares.get(row["family"], 0.0) + row["share"]
+    return sorted(chosen, key=lambda number: -shares.get(points[number]["family"], 0.0))
 
 
 def _by_family(

@@ -114,10 +114,11 @@ def suite_of(content: Any, origin: str) -> Suite:
 def _interleaved(entries: Sequence[Sequence[Point]]) -> dict[str, Point]:
     """Return the points of all entries by key, interleaved so that a partial run covers all entries equally.
 
-    Empty launches come first: the least time of any kernel is known after a second.
+    Empty launches come first: the least time of any kernel is known after a second. Then one point of each entry, in
+    the order of the entries.
     """
     placed = [
-        (0.0 if point.family == "launch" else (number + 0.5) / len(points), point)
+        (-1.0 if point.family == "launch" else number / len(points), point)
         for points in entries
         for number, point in enumerate(points)
     ]

@@ -16,6 +16,7 @@ FROM_THE_TRACE = (
 )
 RATES = ("request_rate", *RAMP_UP)
 CONVERSATION_ENDINGS = (".json", ".json.gz", ".json.zst")
+LINES_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # by length distribution: flags of which it needs at least one, and flags that it excludes
 NEEDED = {"lognormal": SPREADS, "empirical": ("lengths_from",)}
 UNUSED = {
@@ -96,7 +97,8 @@ def first_fault(row: Mapping[str, Any]) -> Fault | None:
 
 
 def _trace_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
-    allowed = RATES if may_hold_conversations(row["trace"]) else ()
+    may_be_untimed = may_hold_conversations(row["trace"]) or str(row["trace"]).endswith(LINES_ENDINGS)
+    allowed = RATES if may_be_untimed else ()  # what the file holds is checked where it is read
     conflicting = flags_set(row, tuple(name for name in FROM_THE_TRACE if name not in allowed))
     if conflicting:
         fault = f"trace and {', '.join(conflicting)} are both set, but a trace has its own arrivals and lengths"
@@ -125,6 +127,9 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
         yield "think_time_cv is set without think_time_s", "Set think_time_s, the mean pause of a user."
     if row.get("think_time_limit_s") is not None and row.get("think_time_s") is None:
         yield "think_time_limit_s is set without think_time_s", "Set think_time_s, or give a trace."
+    for name in ("trace_columns", "trace_tokenizer"):
+        if row.get(name) is not None:
+            yield f"{name} is set without a trace", "Give the trace too, or leave it unset."
     if row.get("shared_prefix"):
         yield "shared_prefix is set without a trace", "Set prefix_len, the tokens of a shared prefix, or give a trace."
 

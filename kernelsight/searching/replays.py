@@ -16,7 +16,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import OK, Measured, SpaceArrays, space_arrays
 from kernelsight.searching.history import SAMPLES, Outcome
 from kernelsight.searching.rounds import GIVEN, Measure
-from kernelsight.searching.scenarios import check, check_in
+from kernelsight.searching.scenarios import as_spelled, check, check_in
 from kernelsight.searching.search_tables import TABLES, SearchRows, search_rows
 from kernelsight.searching.targets import Target, target_of, truth_of
 
@@ -73,9 +73,11 @@ def replays(
                 f"search {scenario['search_id']!r} considers what a proposer of one's own gives, so it cannot be "
                 "replayed as a table; use `search run --propose`."
             )
-        space, gpu = scenario["space"], scenario["gpu"]
+        space = scenario["space"]
         if space not in spaces:
             spaces[space] = space_arrays(kernel_candidates, kernel_measurements, space)
+        scenario = as_spelled(spaces[space], scenario)
+        gpu = scenario["gpu"]
         check_in(spaces[space], gpu, int(scenario["budget_measurements"]))
         sources = scenario["source_gpus"]
         key = (space, gpu, None if sources is None else tuple(sources))

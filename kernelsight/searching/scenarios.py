@@ -8,6 +8,7 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.files.numbers import is_number
+from kernelsight.scenario.gpu_names import find_gpu
 from kernelsight.searching.arrays import SpaceArrays
 
 POLICIES = ("random", "order", "greedy", "selective")
@@ -66,6 +67,20 @@ def check(scenario: Mapping[str, Any]) -> None:
     for name, words in (("policy", POLICIES), ("proposer", PROPOSERS)):
         if scenario[name] not in words:
             raise unknown(name, str(scenario[name]), words, f"Known: {', '.join(words)}.")
+
+
+def as_spelled(arrays: SpaceArrays, scenario: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scenario whose GPUs are spelled as in the space: found by catalogue names and aliases, as --gpu is."""
+
+    def spelled(name: str) -> str:
+        found = None if name in arrays.gpus else find_gpu(name)
+        others = {other: find_gpu(other) for other in arrays.gpus} if found else {}
+        same = [(bool(gpu.assumed), other) for other, gpu in others.items() if gpu and found and gpu.gpu == found.gpu]
+        return min(same)[1] if same else name
+
+    sources = scenario["source_gpus"]
+    named = {"gpu": spelled(scenario["gpu"]), "source_gpus": None if sources is None else [*map(spelled, sources)]}
+    return dict(scenario) | named
 
 
 def check_in(arrays: SpaceArrays, gpu: str, budget: int, replayed: bool = True) -> None:

@@ -19,7 +19,7 @@ from kernelsight.searching.journal import digest, journaled, journaled_proposals
 from kernelsight.searching.proposers import Proposer
 from kernelsight.searching.replays import as_table, replay
 from kernelsight.searching.rounds import GIVEN, Measure
-from kernelsight.searching.scenarios import check, check_in
+from kernelsight.searching.scenarios import as_spelled, check, check_in
 from kernelsight.searching.search_tables import TABLES, search_rows
 from kernelsight.searching.space_files import SpaceTables
 from kernelsight.searching.targets import Target, target_of, truth_of
@@ -49,6 +49,7 @@ def search(
     """
     check(scenario)
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
+    scenario = as_spelled(arrays, scenario)
     gpu = scenario["gpu"]
     check_in(arrays, gpu, int(scenario["budget_measurements"]), replayed=measurer is None)
     without_target = (

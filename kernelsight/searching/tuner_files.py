@@ -1,8 +1,13 @@
-"""Reads search spaces measured by Kernel Tuner: cache files and T4 results, also gzipped or truncated."""
+"""Reads search spaces measured by tuners: Kernel Tuner's cache and T4 files, Triton's cache, inductor's log.
+
+Files may be gzipped or cut off.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import statistics
 import zlib
 from collections.abc import Iterator, Sequence
@@ -25,6 +30,9 @@ FAILURES = {
 }
 RESTRICTED = ("InvalidConfig", "constraints")
 MS = 1e3
+UNNAMED_GPU = "unnamed GPU"
+_AUTOTUNE = re.compile(r"\bAUTOTUNE (\w+\([^)]*\))")
+_CHOICE = re.compile(r" (\d{1,9}\.\d{1,9}) ms \d{1,3}\.\d{1,3}%(.*)$")
 
 
 class TunerFile(NamedTuple):
@@ -41,15 +49,24 @@ class TunerFile(NamedTuple):
 
 
 def read_tuner_file(path: Path, space: str | None = None, gpu: str | None = None) -> TunerFile:
-    """Read a cache file or T4 results of Kernel Tuner; times become microseconds and seconds.
+    """Read a tuner's file, recognised by its fields; times become microseconds and seconds.
 
-    ``space``, ``gpu``: names to use instead of the file's own. InvalidInput: no such file, or neither format.
+    ``space``, ``gpu``: names to use instead of the file's own. InvalidInput: no such file, or of no known tuner.
     """
     text, is_whole = _text(path)
+    if choices := [*_inductor_choices(text)]:
+        return _inductor_file(path, choices, space, gpu)
     header, entries, cut = _parse(path, text)
     notes = [] if is_whole and not cut else [f"{path.name} is cut short: {len(entries):,} whole entries were read"]
     folder = path.resolve().parent.name
-    if header.get("t4"):
+    if header.get("triton"):
+        names = (space or path.name.partition(".")[0], gpu or UNNAMED_GPU)
+        entries_read = [_triton_row(entry) for entry in entries]
+        times = sorted(row["latency_us"] / MS for row in entries_read if isinstance(row, dict) and "latency_us" in row)
+        lowest = f", lowest p50 {times[0]:g} ms ({times.count(times[0])} tie)" if times else ""
+        notes.append(f"{path.name}: {len(times)} candidates with p50, p20 and p80 in ms{lowest}")
+        notes += [] if gpu else [f"{path.name} names no GPU: --gpu sets it"]
+    elif header.get("t4"):
         names = (space or folder, gpu or path.name.partition(".")[0].removesuffix("_T4"))
         if space is None or gpu is None:
             notes.append(
@@ -94,9 +111,11 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], list[Any], bool]:
         return content, list(content["cache"].values()), cut
     if isinstance(content, dict) and isinstance(content.get("results"), list):
         return {"t4": True}, content["results"], cut
+    if isinstance(content, dict) and isinstance(content.get("configs_timings"), list):
+        return {"triton": True}, content["configs_timings"], cut
     raise InvalidInput(
-        f"{path} is neither a cache file nor T4 results of Kernel Tuner: it has no object 'cache' and no list "
-        "'results'; give the JSON file that Kernel Tuner wrote."
+        f"{path} is of no known tuner: no 'cache' or 'results' (Kernel Tuner), no 'configs_timings' (Triton), no line "
+        "AUTOTUNE (inductor); give the file as it was written."
     )
 
 
@@ -176,6 +195,51 @@ def _t4_row(entry: Any) -> dict[str, Any] | str:
         *(entry["configuration"], str(entry.get("invalidity", "correct")), time, times.get("runtimes")),
         *(compiled, times.get("benchmark")),
     )
+
+
+def _triton_row(entry: Any) -> dict[str, Any] | str:
+    """Convert an entry of the cache of ``@triton.autotune(cache_results=True)``: a config and its times, ms."""
+    config, times = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
+    if not isinstance(config, dict) or not isinstance(config.get("kwargs"), dict):
+        return "entry that is no object"
+    limits = {name: config.get(name) for name in ("num_warps", "num_ctas", "num_stages", "maxnreg")}
+    parameters = config["kwargs"] | {name: value for name, value in limits.items() if value is not None}
+    times = times if isinstance(times, list) else [times]
+    failed = bool(times) and isinstance(times[0], float) and math.isinf(times[0])
+    row = _row(parameters, "runtime" if failed else "correct", times[0] if times else None, None, None, None)
+    if isinstance(row, dict) and len(times) == 3 and all(map(_is_time, times)):
+        # between p20 and p80 of a normal distribution are 1.683 standard deviations
+        row |= {"cv": max(times[2] - times[1], 0.0) / 1.683 / times[0]} if row["status"] == "ok" else {}
+    return row
+
+
+def _inductor_choices(text: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Yield (space, row) of the choices in the AUTOTUNE blocks of torch inductor's log; those of libraries rejected."""
+    space = None
+    for line in text.splitlines() if "AUTOTUNE " in text else ():
+        if (match := _AUTOTUNE.search(line)) and "benchmarking takes" not in line:
+            space = match[1].strip()
+        elif space and (match := _CHOICE.search(line)):
+            words = dict(re.findall(r"(\w+)=([^,\s]+)", match[2]))
+            if not words:
+                yield space, "choice of a library, without parameters"
+                continue
+            parameters = {name: int(value) if value.isdigit() else value.strip("'") for name, value in words.items()}
+            yield space, _row(parameters, "correct", float(match[1]), None, None, None)
+
+
+def _inductor_file(path: Path, choices: Sequence[tuple[str, Any]], space: str | None, gpu: str | None) -> TunerFile:
+    """Return the rows of inductor's log, a space for each AUTOTUNE block of other operands."""
+    files = [
+        _accepted([row for place, row in choices if place == name], (space or name, gpu or UNNAMED_GPU), path.name, [])
+        for name in dict.fromkeys(place for place, _ in choices)
+    ]
+    rejected: dict[str, int] = {}
+    for file in files:
+        for reason, n in file.rejected.items():
+            rejected[reason] = rejected.get(reason, 0) + n
+    notes = [] if gpu else [f"{path.name} names no GPU: --gpu sets it"]
+    return TunerFile([row for file in files for row in file.rows], rejected, notes)
 
 
 def _row(parameters: dict, validity: str, time: Any, times: Any, compiled: Any, benchmark: Any) -> dict[str, Any] | str:

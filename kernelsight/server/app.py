@@ -21,9 +21,9 @@ from kernelsight.files.budget import Budget
 from kernelsight.server.engine_driver import Delivery, EngineDriver
 from kernelsight.server.live_engines import LiveEngines
 from kernelsight.server.metrics import Metrics, RequestTimes
-from kernelsight.server.prompts import block_keys
 from kernelsight.server.requests import STOPPED, CompletionRequest, Refused, body_budget, read_request
 from kernelsight.server.responses import ENCODE, Choice, Job
+from kernelsight.serving.load.prompts import block_keys
 from kernelsight.version import VERSION
 
 # a body of more bytes is read in another thread, so that others' tokens are not late

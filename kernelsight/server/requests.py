@@ -14,7 +14,7 @@ from kernelsight.errors import shown
 from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.budget import Budget
-from kernelsight.server.prompts import chat_text
+from kernelsight.serving.load.prompts import chat_text
 
 # vLLM's default max_tokens of a completion
 COMPLETION_TOKENS = 16

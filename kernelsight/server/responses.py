@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kernelsight.server.engine_driver import Delivery
-from kernelsight.server.prompts import WORD_BYTES, WORDS
 from kernelsight.server.requests import STOPPED, CompletionRequest
+from kernelsight.serving.load.prompts import WORD_BYTES, WORDS
 
 DONE = b"data: [DONE]\n\n"
 # reused: json.dumps creates an encoder per call for other than default separators

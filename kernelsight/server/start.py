@@ -13,9 +13,9 @@ import numpy as np
 
 from kernelsight.errors import InvalidInput, extra_missing
 from kernelsight.server.live_engines import LiveEngines
-from kernelsight.server.prompts import estimated_tokens, read_tokenizer
 from kernelsight.serving.engine.inputs import Routing
 from kernelsight.serving.engine.records import ROUTERS
+from kernelsight.serving.load.prompts import estimated_tokens, read_tokenizer
 from kernelsight.serving.runs.deployed import Deployed
 
 if TYPE_CHECKING:

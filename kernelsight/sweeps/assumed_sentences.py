@@ -6,10 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.kernels.portability import danger_sentences, in_danger
 from kernelsight.number_format import percent
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
+
+# GPU time of the steps that a scenario ran, by what its kernels rest on
+SERVED_QUERY = """
+select family, evidence, sum(round(weight * gpu_us * 1e3)::hugeint) / 1e3 as gpu_us
+from step_cost_uses join knot_evidence using (deployment_id, step_shape_id) group by all order by all
+"""
 
 
 def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -23,6 +30,8 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
         f"{percent(share, 1)} of the time: {sentence}" if share else sentence
         for sentence, share in sorted(share_of.items(), key=lambda item: -item[1])
     ]
+    served = session.query(SERVED_QUERY).to_pylist()
+    sentences = danger_sentences(in_danger(served, lambda: session.table("eta_portability"))) + sentences
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
     transfers += [item["assumed"] for item in session.table("kv_tier_settings").to_pylist()]
     without_effect = [

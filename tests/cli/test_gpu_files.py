@@ -195,7 +195,7 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
         (
             FAST | {"memory_bandwidth_bytes_per_s": float("nan")},
             ".json",
-            "memory_bandwidth_bytes_per_s has NaN or infinity",
+            "memory_bandwidth_bytes_per_s is nan",
         ),
         (FAST | {"sm_count": 1.5}, ".json", "sm_count is 1.5; give a value of type int64."),
         (

@@ -56,6 +56,35 @@ def test_chrome_trace(tmp_path):
     assert found["nvjet_tst_64x8"]["rank"] == 1 and found["nvjet_tst_64x8"]["span_us"] == 302.0
 
 
+# file: (kernels, the first by time: its family, calls, us, and GPU time of all, us)
+TABLES = {
+    "nsys_sum.csv": (3, "gemm", 12000, 1234567.0, 1840567.0),
+    "nsys_sum.txt": (2, "gemm", 12000, 1234567.0, 1639567.0),
+    "nsys_trace.csv": (3, "gemm", 1, 5.0, 13.0),
+    "ncu.csv": (1, "gemm", 1, 43.1, 43.1),
+    "ncu_raw.csv": (2, "gemm", 1, 43.1, 47.3),
+    "key_averages.txt": (2, "gemm", 224, 10000.0, 10900.0),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_profilers(name):
+    found = rows(read_logs(kernels=DATA / "posted" / name), "production_kernels")
+    count, family, calls, us, total_us = TABLES[name]
+    assert len(found) == count
+    assert (found[0]["family"], found[0]["calls"], found[0]["total_us"]) == (family, calls, pytest.approx(us))
+    assert sum(row["total_us"] for row in found) == pytest.approx(total_us)
+
+
+def test_tables_of_profilers_without_times_are_refused(tmp_path):
+    header = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+    row = '"0","gemm_kernel","DRAM Throughput","%","81.2"\n'
+    assert "has no kernel with a time" in refusal(kernels=save(tmp_path / "a.csv", header + row))
+    bad = header + '"0","gemm_kernel","Duration","usecond","n/a"\n"1","gemm_kernel","Duration","ms","2"\n'
+    tables = read_logs(kernels=save(tmp_path / "b.csv", bad))
+    assert (rows(tables, "production_kernels")[0]["total_us"], faults(tables)) == (2000.0, {"unreadable_value": 1})
+
+
 def test_kernels_with_impossible_times_are_left_out_and_counted(tmp_path):
     sound = json.loads(FORWARD.read_text())
     sound["kernels"][0]["us"], sound["kernels"][1]["calls"] = -11.0, -1

@@ -96,10 +96,10 @@ CASES: list[tuple[str, list[Any], str]] = [
     ("requests", [OTHER_TYPES | {"output_lens": ["secret"]}], "is not as vllm bench serve"),
     # clients
     ("requests", [VLLM | {"output_lens": [1, 2]}], "has 10 TTFTs and 2 output_lens"),
-    ("requests", [{k: v for k, v in VLLM.items() if k != "input_lens"}], "no input_lens or output_lens"),
+    ("requests", [{k: v for k, v in VLLM.items() if k != "input_lens"}], "no input_lens, output_lens or itls"),
     ("requests", [VLLM | {"errors": ["… TimeoutError"] * 10}], "has no request that succeeded (10 failed)"),
     ("requests", [(DATA / "vllm_bench.json").read_text()[:-200]], "is damaged or cut off (document 2, byte"),
-    ("requests", [SGLANG | {"errors": []}], "lists of different lengths"),
+    ("requests", [SGLANG | {"errors": []}], "TTFTs and 0 errors"),
     ("requests", [REPORT | {"benchmarks": 7}], "has no list of benchmarks"),
     (
         "requests",

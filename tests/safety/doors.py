@@ -42,10 +42,11 @@ BASE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # what an option takes the place of, and what it needs beside it
 INSTEAD = {"launch": ("--model",), "calls": ("--model", "--context-len"), "trace": LOAD[::2] + LENGTHS[::2],
-           "lengths_from": LENGTHS[::2], "few": ("--sweep",)}  # fmt: skip
+           "lengths_from": LENGTHS[::2], "trace_tokenizer": LOAD[::2] + LENGTHS[::2], "few": ("--sweep",)}  # fmt: skip
 BESIDE = {
     "architecture": ("--model", "CONFIG"), "state": ("--watch", "1"), "few": ("--onto", "default"),
-    "candidates": ("--measurements", "SPACE"), "measurements": ("--candidates", "CANDIDATES"), "launch": (),
+    "candidates": ("--measurements", "SPACE"), "measurements": ("--candidates", "CANDIDATES"),
+    "launch": (), "trace_tokenizer": ("--trace", "CHATS"),
 }  # fmt: skip
 
 

@@ -54,6 +54,18 @@ MANIFESTS = {
         "A0=xxxxxxxx\n" + "".join(f"A{n}=$A{n - 1}$A{n - 1}\n" for n in range(1, 40)) + "vllm serve $A39\n",
         "the variables of the launch line make it longer than 262,144 characters",
     ),
+    "arrays that double": (
+        "A=(x y)\n" + "A=(${A[@]} ${A[@]})\n" * 60 + "vllm serve m ${A[@]}\n",
+        "the arrays of the launch line make it too long",
+    ),
+    "services that extend each other": (
+        "services:\n" + "".join(f"  s{n}: {{extends: s{n + 1}, image: x}}\n" for n in range(3000)),
+        "has a service that extends 's21'",
+    ),
+    "programs that nest": (
+        "from vllm import LLM\nx=" + "+".join(["1"] * 60_000) + "\nLLM('m')\n",
+        "is a program that nests too deep",
+    ),
     "variables in many lines": (
         "A=" + "x" * 100_000 + "\n" + "$A\n" * 50_000,
         "make it longer than 262,144 characters",

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kernelsight.errors import InvalidInput
+from kernelsight.logs.kernel_names import family_of
+from kernelsight.searching.arrays import SpaceArrays
+from kernelsight.searching.scenarios import as_spelled
 from kernelsight.searching.tuner_files import read_tuner_file
 
 ENTRIES = {
@@ -114,7 +119,7 @@ def test_a_configuration_with_two_times_is_not_used(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "no", '{"cache": 3}', '{"results": {}}', '"cache"'])
 def test_other_files_are_refused(tmp_path, text):
-    with pytest.raises(InvalidInput, match="neither a cache file nor T4 results of Kernel Tuner"):
+    with pytest.raises(InvalidInput, match="is of no known tuner"):
         read_tuner_file(written(tmp_path, text))
 
 
@@ -124,3 +129,54 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "bad.gz").write_bytes(b"\x1f\x8bnot packed")
     with pytest.raises(InvalidInput, match="cannot be decompressed"):
         read_tuner_file(tmp_path / "bad.gz")
+
+
+TRITON = [
+    [{"kwargs": {"BLOCK_M": 64}, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None}, times]
+    for times in ([0.2, 0.19, 0.22], [float("inf")] * 3)
+]  # fmt: skip
+
+
+def test_the_cache_of_triton(tmp_path: Path) -> None:
+    other = [TRITON[1][0] | {"num_warps": 8}, TRITON[1][1]]
+    path = tmp_path / "matmul.autotune.json"
+    path.write_text(json.dumps({"key": [4096], "configs_timings": [TRITON[0], other, "x"]}))
+    found = read_tuner_file(path)
+    first, second = found.rows
+    assert (first["space"], first["gpu"], first["latency_us"]) == ("matmul", "unnamed GPU", 200.0)
+    assert json.loads(first["parameters"]) == {"BLOCK_M": 64, "num_warps": 4, "num_ctas": 1, "num_stages": 3}
+    assert first["cv"] == pytest.approx(0.03 / 1.683 / 0.2) and second["status"] == "runtime_failed"
+    assert found.rejected == {"entry that is no object": 1}
+    assert found.notes[0].endswith("1 candidates with p50, p20 and p80 in ms, lowest p50 0.2 ms (1 tie)")
+    assert read_tuner_file(path, gpu="h100_sxm").rows[0]["gpu"] == "h100_sxm"
+
+
+INDUCTOR = """\
+[2026-01-10] AUTOTUNE mm(4096x4096, 4096x4096)
+strides: [4096, 1], [1, 4096]
+  mm 0.1721 ms 100.0%
+  triton_mm_11 0.1812 ms 95.0% ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=32, num_stages=4, num_warps=8
+SingleProcess AUTOTUNE benchmarking takes 0.5 seconds and 0.9 seconds precompiling for 2 choices
+AUTOTUNE addmm(1x1024, 64x512, 512x1024)
+  triton_mm_3 0.0101 ms 100.0% BLOCK_K=32, num_stages=2, num_warps=4
+"""
+
+
+def test_the_log_of_inductor(tmp_path: Path) -> None:
+    (tmp_path / "tune.log").write_text(INDUCTOR)
+    found = read_tuner_file(tmp_path / "tune.log")
+    assert [(row["space"], row["latency_us"]) for row in found.rows] == [
+        ("mm(4096x4096, 4096x4096)", pytest.approx(181.2)), ("addmm(1x1024, 64x512, 512x1024)", pytest.approx(10.1))
+    ]  # fmt: skip
+    assert found.rejected == {"choice of a library, without parameters": 1}
+    assert family_of(found.rows[0]["space"]) == family_of(found.rows[1]["space"]) == "gemm"
+
+
+SPELLED = {"NVIDIA A100 80GB PCIe": "a100_pcie", "NVIDIA A100-PCIE-40GB": None, "NVIDIA GeForce RTX 4090": "rtx_4090"}
+
+
+@pytest.mark.parametrize("printed", SPELLED)
+def test_a_gpu_of_a_space_is_found_by_its_catalogue_name(printed: str) -> None:
+    arrays = SpaceArrays("gemm", np.zeros(0), np.zeros(0), None, {printed: None})
+    named = as_spelled(arrays, {"gpu": SPELLED[printed] or "a100_pcie", "source_gpus": None})
+    assert named["gpu"] == (printed if SPELLED[printed] else "a100_pcie")

@@ -20,8 +20,8 @@ pytest.importorskip("prometheus_client")
 from kernelsight.server import app as application
 from kernelsight.server import requests
 from kernelsight.server.app import Server
-from kernelsight.server.prompts import estimated_tokens
 from kernelsight.server.start import server_of
+from kernelsight.serving.load.prompts import estimated_tokens
 from tests.server.asgi import ask, on_loop
 from tests.server.test_server import OPTIONS
 

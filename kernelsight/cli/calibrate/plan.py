@@ -11,6 +11,7 @@ from kernelsight.measure.kernels_to_measure import (
     attention_of,
     choose,
     choose_points,
+    danger_first,
     features_of_points,
     measurable,
     of_families,
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
             chosen, rows = choose_points(points, arguments.gpu, gpus, pack, arguments.points)
         else:
             chosen, rows = choose(points, features_of_points(points, arguments.gpu, gpus), 60.0 * arguments.minutes)
+        chosen = danger_first(session, points, chosen)
     minutes = sum(row["seconds"] for row in rows) / 60.0 if arguments.points else arguments.minutes
     suite = suite_of_points([points[number] for number in chosen], target.stem, arguments.gpu, minutes, models, engines)
     write_text(as_json(suite) + "\n", target)

@@ -11,12 +11,13 @@ from pathlib import Path
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.present.output import check_ending, note, print_rows
 
-TUNERS = ("kernel-tuner", "parameters")
-SUMMARY = ("file", "space", "gpu", "reason", "rows")
+TUNERS = ("kernel-tuner", "triton", "inductor", "parameters")
+SUMMARY = ("file", "space", "family", "gpu", "reason", "rows")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Import the files: write their rows, print how many were kept and rejected."""
+    from kernelsight.logs.kernel_names import family_of
     from kernelsight.searching.space_files import write_space
     from kernelsight.searching.tuner_files import COLUMNS, read_tuner_file
     from kernelsight.searching.tuning_parameters import read_parameters
@@ -34,9 +35,12 @@ def run(arguments: argparse.Namespace) -> None:
         tuner_file = read_parameters(path, space) if declared else read_tuner_file(path, space, arguments.gpu)
         for text in tuner_file.notes:
             note(text)
-        space, gpu = next(((row["space"], row["gpu"]) for row in tuner_file.rows), (None, None))
-        file_columns = {"file": Path(name).name, "space": space, "gpu": gpu}
-        counts.append(file_columns | {"reason": "kept", "rows": len(tuner_file.rows)})
+        spaces = list(dict.fromkeys((row["space"], row["gpu"]) for row in tuner_file.rows)) or [(None, None)]
+        for space, gpu in spaces:
+            named = {"file": path.name, "space": space, "family": family_of(space or ""), "gpu": gpu}
+            kept = sum((row["space"], row["gpu"]) == (space, gpu) for row in tuner_file.rows)
+            counts.append(named | {"reason": "kept", "rows": kept})
+        file_columns = named if len(spaces) == 1 else {"file": path.name}
         counts += [
             file_columns | {"reason": f"rejected: {reason}", "rows": n} for reason, n in tuner_file.rejected.items()
         ]

@@ -18,8 +18,8 @@ from kernelsight.present.show import HTML, write_page
 SIZE = 300
 
 
-def write_picture(figures: Sequence[Figure], target: Path) -> None:
-    """Write charts in two columns by the path's ending, .svg, .png or .json; needs the extra ``report``."""
+def write_picture(figures: Sequence[Figure], target: Path, columns: int = 2) -> None:
+    """Write charts in columns by the path's ending, .svg, .png or .json; needs the extra ``report``."""
     import vl_convert
 
     charts = [
@@ -27,7 +27,7 @@ def write_picture(figures: Sequence[Figure], target: Path) -> None:
         | {"width": SIZE, "height": SIZE}
         for figure in figures
     ]
-    text = json.dumps({"concat": charts, "columns": 2, "resolve": {"scale": {"color": "independent"}}})
+    text = json.dumps({"concat": charts, "columns": columns, "resolve": {"scale": {"color": "independent"}}})
     with durable_file(target) as draft:
         if target.suffix == ".png":
             draft.write_bytes(vl_convert.vegalite_to_png(text))

@@ -136,33 +136,27 @@ where power_w is not null
 order by s
 """
 POWER = chart(line(interpolate="step"), x=TIME, y=amount("power_w", "W"), tooltip=tips(s=".4g", power_w=".4g"))
-KERNELS_OVER_TIME_QUERY = """
-with kernels as (
-  select name, row_number() over (order by round(sum(total_us), 3) desc, name) as place
-  from kernel_breakdown_over_time
-  group by name
+COMPOSITION_QUERY = """
+with generated as (
+  select end_s, sum(sum(decode_tokens)) over (order by end_s) as tokens from cache_over_time group by end_s
 ),
-engines as (select count(*) as replicas from replica_totals)
-select
-  if(place <= 9, name, 'all others') as kernel,
-  min(least(place, 10)) as place,
-  start_s as s,
-  end_s,
-  100.0 * sum(total_us) / 1e6 / (end_s - start_s) / any_value(replicas) as busy
-from kernel_breakdown_over_time
-join kernels using (name), engines
-where end_s > start_s
-group by kernel, start_s, end_s
-order by place, kernel, s
+twentieths as (
+  select family, total_us, tokens,
+    if(phase = 'prefill', 0, greatest(ceil(20 * tokens / (select max(tokens) from generated)), 1)) as place
+  from kernel_breakdown_over_time as kernels asof join generated on kernels.end_s >= generated.end_s
+)
+select place, family, 100.0 * sum(total_us) / sum(sum(total_us)) over (partition by place) as share,
+  if(place = 0, 'prompt', format('{:,}', max(max(tokens)) over (partition by place)::bigint)) as generated
+from twentieths
+group by place, family
+order by place, family
 """
-KERNELS_OVER_TIME = chart(
-    {"type": "bar", "binSpacing": 0, "strokeWidth": 0},
-    x={**TIME, "bin": "binned", "axis": {"grid": False}},
-    x2={"field": "end_s"},
-    y=amount("busy", "time of a replica (%)", stack="zero", scale={"zero": True}),
-    color=kind("kernel", sort=LARGEST_FIRST, scale={"scheme": "tableau10"}),
-    order={"field": "place"},
-    tooltip=tips("kernel", "s", busy=".3g"),
+COMPOSITION = chart(
+    "bar",
+    x=kind("generated", "output tokens generated", sort={"field": "place"}, axis={"labelAngle": -45}),
+    y=amount("share", "GPU time (%)", stack="zero", scale={"domain": [0, 100]}),
+    color=kind("family", scale={"scheme": "tableau20"}),
+    tooltip=tips("generated", "family", share=".3g"),
 )
 ARRIVALS_QUERY = """
 with windows as (
@@ -274,10 +268,10 @@ RUN_FIGURES = (
     Figure("Power", "Power of all GPUs, by window.", POWER_QUERY, POWER),
     Figure("Kernels", "GPU time of each kernel, by the phase of the step that it ran in.", KERNELS_QUERY, KERNELS),
     Figure(
-        "Kernels over time",
-        "GPU time by kernel in each window, as a share of the time of a replica.",
-        KERNELS_OVER_TIME_QUERY,
-        KERNELS_OVER_TIME,
+        "Kernels as output grows",
+        "GPU time by kernel family: of steps with prompts alone, then of each twentieth of all output tokens.",
+        COMPOSITION_QUERY,
+        COMPOSITION,
         wide=True,
     ),
     Figure(

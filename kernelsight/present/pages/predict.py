@@ -57,14 +57,20 @@ def roofline(kernels: Rows, gpu: Mapping[str, Any]) -> Sequence[Figure]:
     ]
     if not points:
         return []
+    roofs = roofs_of(gpu, [point["intensity"] for point in points])
+    return [Figure("Roofline", NOTE, spec=SPEC, wide=True, rows=[*roofs, *points])]
+
+
+def roofs_of(gpu: Mapping[str, Any], intensities: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the corners of a GPU's roof in each number format, around some arithmetic intensities (FLOP / byte)."""
     bandwidth = gpu["memory_bandwidth_bytes_per_s"]
-    low, high = (end(point["intensity"] for point in points) for end in (min, max))
+    low, high = min(intensities), max(intensities)
     roofs = []
     for name, column in RATES.items():
         if rate := gpu.get(column):
             ends = (low / 2.0, rate / bandwidth, max(2.0 * high, 4.0 * rate / bandwidth))
             roofs += [{"roof": name, "intensity": at, "tflops": min(at * bandwidth, rate) / 1e12} for at in ends]
-    return [Figure("Roofline", NOTE, spec=SPEC, wide=True, rows=[*roofs, *points])]
+    return roofs
 
 
 SHOWN = ("name", "family", "count", "shape", "bound", "roofline_us", "eta", "latency_us", "p05_us", "p95_us", "share")

@@ -86,11 +86,13 @@ def _unit(text: str, refuse: Refuse) -> dict[str, Any]:
         if line.startswith("[") and line.endswith("]"):
             kind, _, name = line[1:-1].partition(":")  # [program:NAME] of supervisord
             section = sections.setdefault(kind, {})
-            section = section.setdefault(name, {}) if name else section
+            if name:
+                inner = section.get(name)
+                section[name] = section = inner if isinstance(inner, dict) else {}
         elif "=" in line and line[:1] not in ("#", ";"):
             name, _, value = line.partition("=")
             name, value = name.strip(), value.strip()
-            section[name] = [*section[name], value] if name in section else [value]
+            section.setdefault(name, []).append(value)
     commands = [command.lstrip("-@:+!") for command in sections.get("Service", {}).get("ExecStart", [])]
     if commands:
         sections["Service"]["ExecStart"] = "\n".join(commands)

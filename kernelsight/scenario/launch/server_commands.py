@@ -20,6 +20,8 @@ from kernelsight.scenario.launch.shell_scripts import Script
 
 ENGINES = ("vllm", "sglang", "trtllm")
 INSTEAD = "give a file or line with the server's own command or manifest"
+# programs that run a command given as one word
+CARRIERS = ("eval", "ssh", "tmux", "screen", "su", "watch", "sudo", "srun", "pdsh", "kubectl", "nohup")
 SHELLS = ("sh", "bash", "zsh", "dash")
 MOST_NESTED = 4  # shells within shells; the quotes of each make the text up to three times as long
 # options of docker run that take no value; every other one takes one
@@ -219,7 +221,10 @@ def _of_shell(
         assigned, words = script.assigned(words)
         if words:
             for command in _of_words(words, script.environment | assigned, depth, script.variables):
-                yield command._replace(texts={**script.files, **command.texts})
+                notes = tuple(
+                    (words, "not_modelled", "in a condition, which is taken to hold") for words in script.conditional
+                )
+                yield command._replace(texts={**script.files, **command.texts}, around=(*command.around, *notes))
 
 
 def _of_words(
@@ -237,6 +242,10 @@ def _of_words(
             yield command._replace(around=(*_wrapping(words[:index]), *command.around))
         return
     found = program_of_words(words)
+    if found is None and Path(words[0]).name in CARRIERS:
+        for word in words[1:]:
+            if " " in word and program_of_words(word.split()):
+                yield from _of_shell(word, environment, variables, depth + 1)
     if found is None:
         return
     program, program_start, options_start = found

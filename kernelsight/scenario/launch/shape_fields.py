@@ -49,9 +49,9 @@ def _with_words(role: Role, words: list[str]) -> Role:
 def _environment(role: Role, at: At, value: Any) -> Role:
     """Kubernetes's list of names and values, Compose's mapping or list of a=b, or the words of a unit file."""
     if isinstance(value, str):
-        value = _split(value.replace('",', '" '))
-    elif isinstance(value, list) and at.row.form in ("unit", "quadlet"):
-        value = [word for line in value for word in _split(line)]
+        value = _split(value)
+    elif isinstance(value, list) and at.row.form in ("unit", "quadlet", "supervisor_program"):
+        value = [word for line in value for word in _split(str(line).replace('",', '" '))]
     found: dict[Any, Any] = dict(value) if isinstance(value, Mapping) else {}
     if not isinstance(value, list | Mapping) or not all(isinstance(item, str | Mapping) for item in value):
         raise at.refuse(

@@ -13,8 +13,8 @@ from kernelsight.scenario.launch.documents import read_documents
 from kernelsight.scenario.launch.shape_fields import OPERATIONS, At
 from kernelsight.scenario.launch.shape_table import Role, Row, all_rows, find, forms, rows_of
 
-# most documents within documents
-MOST_NESTED = 4
+# most documents within documents, and services that extend each other
+MOST_NESTED, MOST_EXTENDED = 4, 20
 # fields that fill in what others hold, and fields that no operation reads
 _FIRST, _STRUCTURE = ("environment", "variables", "nodes"), ("is", "shape", "document", "base")
 # forms whose objects run one server on several nodes
@@ -103,7 +103,7 @@ class _Reader:
                 raise self.refuse("has a service that extends one of another file; take `docker compose config`")
             siblings = outer[0].get(rows[0].value)
             base = siblings.get(name) if isinstance(siblings, Mapping) and isinstance(name, str) else None
-            if name in seen or not isinstance(base, Mapping):
+            if name in seen or len(seen) == MOST_EXTENDED or not isinstance(base, Mapping):
                 raise self.refuse(f"has a service that extends {str(name)[:60]!r}, which is no other service of it")
             seen.append(name)
             node, stated = _merged(base, node), base.get(rows[0].steps[0])

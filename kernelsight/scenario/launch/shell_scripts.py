@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from kernelsight.errors import InvalidInput
 from kernelsight.files.shell_words import MOST_CHARACTERS, split_commands
+from kernelsight.scenario.launch.programs import program_of_words
 from kernelsight.scenario.launch.variables import expanded, expanded_words
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _DECLARATIONS = ("export", "set", "declare", "local", "readonly", "typeset")
+_KEYWORDS = ("if", "then", "else", "elif", "fi", "case", "esac", "do", "{", "!")
 _ARRAY_START = re.compile(r"^\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?\w+\+?=\(")
 _ALL_ITEMS = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _ONE_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -24,13 +28,15 @@ class Script:
     """The state of a script while its commands are read.
 
     ``environment``: variables that its programs see; ``variables``: all of them; ``written``: the files that it writes,
-    and whether variables are filled in.
+    and whether variables are filled in; ``conditional``: assignments within conditions, which are taken to hold.
     """
 
     def __init__(self, environment: Mapping[str, str], variables: Mapping[str, str]) -> None:
         self.environment = dict(environment)
         self.variables = {**variables, **environment}
         self.arrays: dict[str, list[str]] = {}
+        self.conditions = 0  # number of them around the command
+        self.conditional: list[str] = []
         self.written: dict[str, tuple[str, bool]] = {}
 
     @property
@@ -46,6 +52,9 @@ class Script:
         if len(text) <= MOST_CHARACTERS:  # otherwise it is refused below
             text = self._plain_lines(text)
         for words in split_commands(text):
+            while words and words[0] in _KEYWORDS:
+                self.conditions += {"if": 1, "case": 1, "fi": -1, "esac": -1}.get(words[0], 0)
+                words = words[1:]
             words = self._filled(words, characters)
             characters -= sum(map(len, words))
             if words:
@@ -55,7 +64,9 @@ class Script:
         """Return (variables set before the program, the words from it on); a command that only sets is kept."""
         exported = words[0] in ("export", "declare", "typeset")
         if words[0] in _DECLARATIONS:
-            words = [word for word in words[1:] if _ASSIGNMENT.match(word) or not word.startswith("-")] or words[:0]
+            words = list(itertools.dropwhile(lambda word: word.startswith("-"), words[1:]))
+        if self.conditions and words and _ASSIGNMENT.match(words[0]):
+            self.conditional.append(" ".join(words)[:80])
         if words and (match := _ASSIGNMENT.match(words[0])) and words[0][match.end() :].startswith("("):
             items = [words[0][match.end() + 1 :], *words[1:]]
             items[-1] = items[-1].removesuffix(")")
@@ -88,12 +99,12 @@ class Script:
             value = self.variables.get(one[1], "") if one else ""
             if items and items[1] in self.arrays:
                 found += self.arrays[items[1]]
-            elif value.startswith("-") and " " in value.strip():
+            elif " " in value.strip() and (value.startswith("-") or program_of_words(value.split())):
                 found += [inner for command in split_commands(value) for inner in command]
             else:
-                found.append(word)
-            if sum(map(len, found[-1000:])) > most:
-                break
+                found.append(_ALL_ITEMS.sub(lambda match: " ".join(self.arrays.get(match[1], [match[0]])), word))
+            if len(found) + len(found[-1]) > most:
+                raise InvalidInput("the arrays of the launch line make it too long; give its words alone.")
         return expanded_words(found, self.variables, most)
 
     def _plain_lines(self, text: str) -> str:

@@ -15,6 +15,7 @@ from kernelsight import errors
 from kernelsight.errors import shown
 from kernelsight.scenario.load_rules import CONVERSATION_ENDINGS
 from kernelsight.serving.load import dependencies as waiting
+from kernelsight.serving.load.chat_files import is_chats, read_chats, say_once
 from kernelsight.serving.load.conversation_files import Conversations, is_conversation, read_conversations
 from kernelsight.serving.load.dependencies import Dependencies
 from kernelsight.serving.load.trace_files import content_of, read_container
@@ -33,10 +34,18 @@ class RecordedLoad(NamedTuple):
     timed: bool = True
 
 
-def read_load(path: str | os.PathLike[str], *, shared_prefix: bool = False) -> RecordedLoad:
-    """Read a trace, a conversation, or a folder of conversations; ``shared_prefix``: see ``conversation_files``.
+def read_load(
+    path: str | os.PathLike[str],
+    *,
+    shared_prefix: bool = False,
+    columns: str | None = None,
+    tokenizer: str | None = None,
+) -> RecordedLoad:
+    """Read a trace, texts of chats, a conversation, or a folder of conversations.
 
-    Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
+    ``shared_prefix``: see ``conversation_files``; ``columns``: see ``trace_formats.recognise``; ``tokenizer``: path of
+    the tokenizer that counts the tokens of texts. Requests of a published trace that failed are left out, and a log
+    record says how many. Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,11 +63,30 @@ def read_load(path: str | os.PathLike[str], *, shared_prefix: bool = False) -> R
     if shared_prefix:
         problem = "shared_prefix is set, but it states no tokens of tools and system prompts"
         raise errors.trace_unusable(path, problem, "Leave shared_prefix unset: the hashes say what prompts share.")
-    raw = read_container(path, data)
+    if is_chats(data) and not columns:
+        return _of_conversations(read_chats(path, data, tokenizer))
+    raw = _without_failed(read_container(path, data, columns))
     dependencies = _dependencies(raw)
     waits = np.zeros(raw.columns.num_rows, bool)
     waits[dependencies.request] = True
-    return RecordedLoad(requests_of_trace(raw, waits), dependencies)
+    return RecordedLoad(requests_of_trace(raw, waits), dependencies, timed=raw.format.arrival is not None)
+
+
+def _without_failed(raw: RawTrace) -> RawTrace:
+    """Return a trace without the requests that its form marks as failed by an output of no tokens."""
+    if not raw.format.no_output_is_failed or not raw.columns.num_rows:
+        return raw
+    kept = np.flatnonzero(numbers(raw.columns[raw.format.output_tokens]) != 0)
+    failed = raw.columns.num_rows - kept.size
+    if not failed:
+        return raw
+    if not kept.size:
+        raise errors.trace_unusable(raw.path, "all of its requests failed", "Give a file with some that succeeded.")
+    say_once(
+        f"trace {raw.path}: {failed:,} of {raw.columns.num_rows:,} requests failed (0 {raw.format.output_tokens}) and "
+        "are left out"
+    )
+    return raw._replace(columns=raw.columns.take(pa.array(kept)), place=lambda row: raw.place(int(kept[row])))
 
 
 def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,7 @@ LOAD_COLUMNS = (
     *("max_concurrency", "num_prompts", "num_warmups", "input_len", "output_len", "range_ratio"),
     *("length_distribution", "input_len_cv", "output_len_cv", "lengths_from", "prefix_len", "num_prefixes"),
     *("num_priorities", "num_turns", "think_time_s", "think_time_cv", "think_time_limit_s", "shared_prefix", "seed"),
+    *("trace_columns", "trace_tokenizer"),
 )
 DEPENDENCIES_SCHEMA = pa.schema(
     [("load_id", pa.string()), ("request_id", pa.int64()), ("after", pa.int64()), ("think_s", pa.float64())]
@@ -104,7 +105,11 @@ def draw_loads(loads: pa.Table) -> Loads:
         fault = first_fault(row)
         if fault:
             raise errors.load_unclear(row["load_id"], *fault)
-    recorded = {key: read_load(key[0], shared_prefix=key[1]) for key in dict.fromkeys(map(_file_of, rows)) if key[0]}
+    recorded = {
+        key: read_load(key[0], **dict(zip(OF_FILE, key[1:], strict=True)))
+        for key in dict.fromkeys(map(_file_of, rows))
+        if key[0]
+    }
     pieces, counts, drawn, waits = [TRACE_SCHEMA.empty_table()], [], [], []
     for row in rows:
         file = recorded.get(_file_of(row))
@@ -126,9 +131,13 @@ def draw_loads(loads: pa.Table) -> Loads:
     )
 
 
-def _file_of(row: Mapping) -> tuple[str | None, bool]:
-    """Return (file that a load takes requests or lengths from, its flag shared_prefix)."""
-    return row["trace"] or row["lengths_from"], bool(row["shared_prefix"])
+# arguments of read_load beside the path
+OF_FILE = ("shared_prefix", "columns", "tokenizer")
+
+
+def _file_of(row: Mapping) -> tuple[Any, ...]:
+    """Return (file that a load takes requests or lengths from, and how it is read: values of OF_FILE)."""
+    return row["trace"] or row["lengths_from"], bool(row["shared_prefix"]), row["trace_columns"], row["trace_tokenizer"]
 
 
 def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:

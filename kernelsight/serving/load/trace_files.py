@@ -5,7 +5,6 @@ Arrow reads the files in bulk. The line of an error, which Arrow does not report
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import json
@@ -21,8 +20,9 @@ import pyarrow.json
 from kernelsight import errors
 from kernelsight.errors import shown
 from kernelsight.files.bounded_files import pieces_of, read_bytes, unpacked, within_ratio
+from kernelsight.files.bounded_values import without_repeats
 from kernelsight.files.budget import WHOLE
-from kernelsight.files.parquet_files import read_source
+from kernelsight.files.parquet_files import read_schema, read_source
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise
 
 ZSTD_PIECE = 1 << 20
@@ -30,16 +30,17 @@ HUGE = 1e300  # JSON may have whole numbers beyond float64; capped here, rejecte
 DAMAGED = "The file is truncated or damaged: download or write it again."
 
 
-def read_container(path: Path, data: bytes) -> RawTrace:
+def read_container(path: Path, data: bytes, names: str | None = None) -> RawTrace:
     """Read a trace's own columns: text from CSV, numbers and lists from JSON lines, any type from Parquet.
 
-    ``data``: from :func:`content_of`. InvalidInput: empty, damaged, of an unknown format, or without required columns.
+    ``data``: from :func:`content_of`; ``names``: what --columns maps.
+    InvalidInput: empty, damaged, of an unknown format, or without required columns.
     """
     if data[:4] == b"PAR1":
-        return _read_parquet(path, data)
+        return _read_parquet(path, data, names)
     if data.lstrip()[:1] in (b"{", b"["):
-        return _read_json_lines(path, data)
-    return _read_csv(path, data)
+        return _read_json_lines(path, data, names)
+    return _read_csv(path, data, names)
 
 
 def content_of(path: Path) -> bytes:
@@ -68,24 +69,18 @@ def _too_dense(path: Path, problem: str) -> errors.InvalidInput:
     return errors.trace_unusable(path, f"the file {problem}", "Where it is sound, unpack it first.")
 
 
-def _read_parquet(path: Path, data: bytes) -> RawTrace:
-    import pyarrow.parquet as pq  # imported here: it takes longer than drawing a synthetic load
-
+def _read_parquet(path: Path, data: bytes, columns: str | None) -> RawTrace:
     def refuse(problem: str) -> errors.InvalidInput:
         return errors.trace_unusable(path, f"the file {problem}", "Give a complete trace of a size that can be served.")
 
     buffer = pa.py_buffer(data)
-    try:
-        names = pq.read_schema(buffer).names
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        what = f"it is not a complete Parquet file ({_first_line(problem)})"
-        raise errors.trace_unusable(path, what, DAMAGED) from None
-    trace_format = recognise(path, names)
+    names = read_schema(buffer, refuse).names
+    trace_format = recognise(path, names, columns)
     columns = read_source(buffer, len(data), refuse, [field for field in trace_format.fields() if field in names])
     return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
 
 
-def _read_csv(path: Path, data: bytes) -> RawTrace:
+def _read_csv(path: Path, data: bytes, columns: str | None) -> RawTrace:
     """Read the fields of a CSV file as text; like Arrow, row numbers skip empty lines."""
 
     def place(row: int) -> str:  # row -1 is the header
@@ -94,7 +89,7 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
         return f"line {filled[row + 1]}" if row + 1 < len(filled) else f"row {row + 1}"
 
     header = _csv_header(data)
-    trace_format = recognise(path, header)
+    trace_format = recognise(path, header, columns)
     _refuse_other_encodings(path, data)
     used = [f for f in trace_format.fields() if f in header]
     ragged: list[tuple[int, str]] = []
@@ -116,7 +111,7 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
             ),
         )
     except pa.ArrowException as problem:
-        raise _unreadable_text(path, data, problem) from None
+        raise errors.trace_unusable(path, f"it cannot be read ({_first_line(problem)})", "Correct the file.") from None
     raw = RawTrace(path, trace_format, columns, place)
     if ragged:
         row, fault = ragged[0]
@@ -126,13 +121,12 @@ def _read_csv(path: Path, data: bytes) -> RawTrace:
 
 def _refuse_other_encodings(path: Path, data: bytes) -> None:
     """Raise InvalidInput for bytes that are not UTF-8: Arrow cannot show such a row to its handler."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for start in range(0, len(data), 1 << 24):
-            decoder.decode(data[start : start + (1 << 24)])
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as problem:
-        raise _unreadable_text(path, data, problem) from None
+    for line, text in enumerate(() if data.isascii() else io.BytesIO(data), start=1):
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            advice = "Write the file as UTF-8."
+            raise errors.trace_place_unusable(path, f"line {line}", "it is not valid UTF-8", advice) from None
 
 
 def _csv_header(data: bytes) -> list[str]:
@@ -144,24 +138,14 @@ def _csv_header(data: bytes) -> list[str]:
         return [start]
 
 
-def _unreadable_text(path: Path, data: bytes, problem: Exception) -> errors.InvalidInput:
-    """Build the error for text that Arrow cannot read: with the line, if it is not UTF-8."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as bad:
-        line = data[: bad.start].count(b"\n") + 1
-        return errors.trace_place_unusable(path, f"line {line}", "it is not valid UTF-8", "Write the file as UTF-8.")
-    return errors.trace_unusable(path, f"it cannot be read ({_first_line(problem)})", "Correct the file.")
-
-
 def _first_line(problem: Exception) -> str:
     return str(problem).splitlines()[0].rstrip(".") if str(problem) else type(problem).__name__
 
 
-def _read_json_lines(path: Path, data: bytes) -> RawTrace:
+def _read_json_lines(path: Path, data: bytes, columns: str | None) -> RawTrace:
     """Read JSON lines with Arrow; if Arrow fails, or lines and rows differ, read them in Python to locate the error."""
     first = next(_json_objects(path, data))[1]
-    trace_format = recognise(path, list(first))
+    trace_format = recognise(path, list(first), columns)
     types = {f: pa.float64() for f in trace_format.fields()}
     numbered = all(isinstance(first.get(f, 0), int) for f in trace_format.names())
     types |= dict.fromkeys(trace_format.names(), pa.int64() if numbered else pa.string())
@@ -181,17 +165,11 @@ def _read_json_lines(path: Path, data: bytes) -> RawTrace:
 
 def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict]]:
     """Yield (line number, object) of each line that is not blank."""
-
-    def distinct(pairs: list[tuple[str, object]]) -> dict:
-        if len({key for key, _ in pairs}) < len(pairs):
-            raise ValueError("duplicate field")
-        return dict(pairs)
-
     for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line, object_pairs_hook=distinct)
+            value = json.loads(line, object_pairs_hook=without_repeats)
         except (ValueError, RecursionError) as problem:
             what = f"not a JSON object ({_first_line(problem)})"
             raise errors.trace_place_unusable(path, f"line {number}", what, CORRECT_LINE) from None

@@ -1,29 +1,29 @@
-"""Trace formats (KernelSight, Mooncake, Azure, BurstGPT), recognised by the names of their fields.
-
-The Azure layouts are those of github.com/Azure/AzurePublicDataset (LLM inference 2023 and 2024), Mooncake's that of its
-FAST'25 release (github.com/kvcache-ai/Mooncake; ``session_id`` and ``delay`` as NVIDIA's aiperf adds them), BurstGPT's
-that of github.com/HPMLL/BurstGPT.
-"""
+"""Trace formats, recognised by the names of their fields (rows of ``trace_forms``), or as --columns maps them."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from kernelsight import errors
+from kernelsight.catalog.tables import facts
+from kernelsight.scenario.proposed_columns import columns_flag
 
 CORRECT_LINE = "Correct or remove it."
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
 class TraceFormat(NamedTuple):
     """The fields of a trace format; None: the format has no such field."""
 
     name: str
-    arrival: str
+    arrival: str | None  # None: all were submitted at once
     prompt_tokens: str
     output_tokens: str
     arrivals_per_second: float | None  # units of the arrival field per second; None: date and time of day
@@ -35,11 +35,11 @@ class TraceFormat(NamedTuple):
     session: str | None = None  # requests of one session are its turns, in file order
     pause: str | None = None  # think time from the end of that request, or of the turn before, to sending this one
     pauses_per_second: float = 1.0  # units of the pause field per second
-    zero_output_advice: str = CORRECT_LINE  # what to do about requests without output tokens
+    no_output_is_failed: bool = False  # requests without output tokens are left out and counted
 
     def required(self) -> list[str]:
         """Return the required fields of every request."""
-        return [self.arrival, self.prompt_tokens, self.output_tokens]
+        return [field for field in (self.arrival, self.prompt_tokens, self.output_tokens) if field]
 
     def names(self) -> list[str]:
         """Return the fields that hold a name, as text or as a whole number."""
@@ -59,22 +59,20 @@ class TraceFormat(NamedTuple):
         return self.required() + [field for field in optional if isinstance(field, str)]
 
 
-FORMATS = (
-    TraceFormat(
-        *("KernelSight", "arrival_s", "prompt_tokens", "output_tokens", 1.0),
-        *("request_id", "hash_ids", "hash_block_tokens", "priority", "after", "session_id", "think_s"),
-    ),
-    TraceFormat(
-        *("Mooncake", "timestamp", "input_length", "output_length", 1e3),
-        **{"hash_ids": "hash_ids", "hash_block": 512, "session": "session_id", "pause": "delay"},
-        pauses_per_second=1e3,
-    ),
-    TraceFormat("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
-    TraceFormat(
-        *("BurstGPT", "Timestamp", "Request tokens", "Response tokens", 1.0),
-        zero_output_advice="BurstGPT writes 0 for failed requests: remove it, or use a BurstGPT_without_fails file.",
-    ),
-)
+@cache
+def formats() -> tuple[TraceFormat, ...]:
+    """Return the formats of ``trace_forms``.
+
+    >>> formats()[1].hash_block
+    512
+    """
+    forms = facts("trace_forms")
+    assert forms is not None
+    rows = [{name: value for name, value in row.items() if name not in ("form", "source")} | {"name": row["form"]}
+            for row in forms.to_pylist()]  # fmt: skip
+    for row in rows:
+        row["hash_block"] = int(row["hash_block"]) if (row["hash_block"] or "").isdigit() else row["hash_block"]
+    return tuple(TraceFormat(**row) for row in rows)
 
 
 class RawTrace(NamedTuple):
@@ -96,24 +94,74 @@ class RawTrace(NamedTuple):
         return errors.trace_place_unusable(self.path, self.place(row), problem, advice)
 
 
-def recognise(path: Path, fields: list[str]) -> TraceFormat:
-    """Return the format whose required fields are present; InvalidInput names those missing in the closest one."""
+# attribute of a format, by our name of a column
+OURS = {
+    **{"arrival_s": "arrival", "prompt_tokens": "prompt_tokens", "output_tokens": "output_tokens"},
+    **{"request_id": "request_id", "hash_ids": "hash_ids", "hash_block_tokens": "hash_block", "priority": "priority"},
+    **{"after": "after", "session_id": "session", "think_s": "pause"},
+}
+
+
+def recognise(path: Path, fields: list[str], columns: str | None = None) -> TraceFormat:
+    """Return the format whose required fields are present; InvalidInput names those missing in the closest one.
+
+    ``columns``: our columns and those of the file, joined by semicolons: ``arrival_s=ts[ms];prompt_tokens=in``.
+    """
     # other fields are not shown: the file may be no trace, and its first line a secret
-    shown_fields = errors.familiar(fields, {field for each in FORMATS for field in each.fields()})
+    known = formats()
+    shown_fields = errors.familiar(fields, {field for each in known for field in each.fields()})
     repeated = sorted(field for field, count in Counter(fields).items() if count > 1)
     if repeated:
         found = ", ".join(field for field in repeated if field in shown_fields) or "in its first line"
         raise errors.trace_unusable(path, f"duplicate columns {found}", "Keep one of each.")
-    nearest = max(FORMATS, key=lambda f: len(set(f.required()) & set(fields)))
+    present = set(fields)
+    nearest = max(
+        known,
+        key=lambda f: (
+            len(set(f.required()) & present) - len(set(f.required()) - present) / 10,
+            len(set(f.fields()) & present),
+        ),
+    )
+    if columns:
+        return _mapped(path, nearest if set(nearest.required()) <= present else known[0], fields, columns)
     missing = [field for field in nearest.required() if field not in fields]
+    if missing and (line := columns_flag(fields, latencies=False)):
+        raise errors.trace_unusable(path, "its columns have other names", f"Try {line}")
     if len(missing) == len(nearest.required()):
-        formats = "; ".join(f"{f.name} ({', '.join(f.required())})" for f in FORMATS)
         found = ", ".join(map(repr, shown_fields)) or "none with the name of a known one"
         problem = f"unknown format with {len(fields)} field{'s' * (len(fields) > 1)}: {found}"
-        raise errors.trace_unusable(path, problem, f"Known formats: {formats}.")
+        error = errors.trace_unusable(path, problem, "Map them: --columns arrival_s=… prompt_tokens=… output_tokens=…")
+        forms = "; ".join(f"{f.name} ({', '.join(f.required())})" for f in known)
+        error.details = f"known formats: {forms}; conversations of agents; chats, ShareGPT, OpenAI batch files"
+        raise error
     if missing:
         advice = f"Add {'it' if len(missing) == 1 else 'them'}, or use another known format."
         raise errors.trace_unusable(
             path, f"fields of the {nearest.name} format are missing: {', '.join(missing)}", advice
         )
     return nearest
+
+
+def _mapped(path: Path, base: TraceFormat, fields: list[str], columns: str) -> TraceFormat:
+    """Return a format with the fields that --columns names; InvalidInput: an unknown column, or one not in the file."""
+    changes: dict[str, Any] = {"name": "--columns"}
+    for word in columns.split(";"):
+        ours, _, theirs = word.strip().partition("=")
+        if ours not in OURS:
+            raise errors.unknown("column", ours, list(OURS), "--columns takes our name = the name in the file.")
+        name, unit = re.fullmatch(r"(.*?)(?:\[(s|ms|us|ns)\])?", theirs).groups()  # type: ignore[union-attr]
+        if ours == "hash_block_tokens" and name.removeprefix("=").isdigit():
+            changes["hash_block"] = int(name.removeprefix("="))
+            continue
+        if name not in fields:
+            close = errors.nearest(theirs, fields) or fields
+            raise errors.trace_unusable(
+                path, f"it has no column {theirs!r} for {ours}", f"It has {', '.join(close[:8])}."
+            )
+        changes[OURS[ours]] = name
+        if ours in ("arrival_s", "think_s"):
+            changes["arrivals_per_second" if ours == "arrival_s" else "pauses_per_second"] = UNITS[unit or "s"]
+    mapped = base._replace(**changes)
+    if missing := [field for field in mapped.required() if field not in fields]:
+        raise errors.trace_unusable(path, f"--columns leaves out {', '.join(missing)}", "Name the columns for them.")
+    return mapped

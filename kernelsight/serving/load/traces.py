@@ -22,6 +22,7 @@ TRACE_SCHEMA = pa.schema(
         ("priority", pa.int64()),
     ]
 )
+STATE_BLOCK = "State it: --columns hash_block_tokens==16, or a field hash_block_tokens."
 LARGEST_SIZE = 2**53  # float64 represents every whole number up to here
 LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
 LATEST_S = 1e11  # over 3,000 years: an unix time above it was written in a finer unit
@@ -90,23 +91,24 @@ def _sizes(raw: RawTrace, field: str, faults: list[Fault], *, optional: bool = F
     good = (values >= 1) & (values <= LARGEST_SIZE) & (values == np.floor(values))
     if optional:
         good |= raw.columns[field].is_null().to_numpy()
-    row = int((~good).argmax())
-    failed = field == raw.format.output_tokens and values[row] == 0
-    advice = raw.format.zero_output_advice if failed else CORRECT_LINE
-    note_first(faults, ~good, raw, field, "must be a whole number of tokens, at least 1", advice)
+    note_first(faults, ~good, raw, field, "must be a whole number of tokens, at least 1", CORRECT_LINE)
     return np.where((values >= 1) & (values <= LARGEST_SIZE), values, 1).astype(np.int64)
 
 
 def _arrivals(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> np.ndarray:
     """Return arrivals in seconds after the first; record the first that is invalid or out of order."""
     field, per_second = raw.format.arrival, raw.format.arrivals_per_second
-    if per_second is None:
+    if field is None:
+        return np.zeros(waits.size)
+    column = raw.columns[field]
+    # --columns names a column of dates or of numbers
+    if per_second is None or (raw.format.name == "--columns" and _is_text(column) and np.isnan(numbers(column)).all()):
         values, rule = (
-            _clock_seconds(raw.columns[field]),
+            _clock_seconds(column),
             "must be a date and time such as 2024-05-10 00:00:00.25+00:00",
         )
     else:
-        values, rule = numbers(raw.columns[field]), "must be a finite number, at least 0"
+        values, rule = numbers(column), "must be a finite number, at least 0"
         values = np.where(values >= 0, values, np.nan) / per_second
     bad = ~np.isfinite(values) & ~waits
     note_first(faults, bad, raw, field, rule, CORRECT_LINE)
@@ -180,7 +182,11 @@ def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tu
     field, block_field = raw.format.hash_ids, raw.format.hash_block
     ids = _hash_lists(raw, faults)
     has_ids = ids.is_valid().to_numpy(zero_copy_only=False)
-    if isinstance(block_field, int):
+    if block_field is None or isinstance(block_field, int):
+        block_field = block_tokens(ids, prompt_tokens, block_field)
+        if block_field is None:
+            faults.append((int(has_ids.argmax()), f"no size of blocks fits the numbers of {field}", STATE_BLOCK))
+            block_field = 1
         block, has_block = np.full(len(ids), block_field), has_ids
     else:
         has_block = raw.column(block_field).is_valid().to_numpy()
@@ -197,6 +203,33 @@ def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tu
         rule = f"{prompt_tokens[row]} prompt tokens in blocks of {block[row]} need {expected[row]}"
         faults.append((row, f"{field} has {lengths[row]} entries, but {rule}", CORRECT_LINE))
     return ids, pa.array(block, mask=~has_block)
+
+
+def block_tokens(ids: pa.Array, prompt_tokens: np.ndarray, published: int | None) -> int | None:
+    """Return the tokens of a block that fit the numbers of ids of nearly all prompts; None: there is no such size.
+
+    The published one is taken where it fits half of the prompts, else a power of two that fits, else the smallest.
+
+    >>> block_tokens(pa.array([[1, 2, 3], [4, 5]]), np.array([40, 17]), 512)
+    16
+    """
+    counts = ids.value_lengths().fill_null(0).to_numpy()
+    told = counts > 0
+    if not told.any():
+        return published or 1
+
+    def misses(block: int) -> int:
+        tokens = prompt_tokens[told]
+        return int(((counts[told] != -(-tokens // block)) & (counts[told] != tokens // block)).sum())
+
+    if published and 2 * misses(published) <= told.sum():
+        return published
+    powers = [1 << exponent for exponent in range(13)]
+    lengths = prompt_tokens[told] / counts[told]  # at most the size; near to it for long prompts
+    usual = range(max(int(np.median(lengths)) - 8, 1), int(np.median(lengths)) + 65)
+    best = min((misses(block), block not in powers, block) for block in (*powers, *usual))
+    # a few lines may be wrong, and are then named
+    return best[2] if best[0] <= told.sum() / 10 else published
 
 
 def _hash_lists(raw: RawTrace, faults: list[Fault]) -> pa.ListArray:

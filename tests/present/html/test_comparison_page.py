@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.present.figures.comparison import COMPARISON_FIGURES
+from kernelsight.present.pages.compare import COMPARISON_FIGURES
 from kernelsight.session import connect
 from tests.present.conftest import SMALL
 from tests.present.html.browser import needs_browser, open_in_browser, without_scripts

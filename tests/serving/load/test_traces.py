@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
 from kernelsight.serving.load import trace_files
-from kernelsight.serving.load.recorded_loads import read_trace
+from kernelsight.serving.load.recorded_loads import read_load, read_trace
 from kernelsight.serving.load.traces import TRACE_SCHEMA
 from tests.calls_made import calls_made
 from tests.made_traces import arrivals, azure_csv, conversations
@@ -201,7 +201,7 @@ def test_every_container_gives_the_same_table(tmp_path_factory, drawn):
 @given(requests)
 def test_line_by_line_reading_equals_arrow(drawn):
     data = as_json_lines(own_columns(drawn))
-    fast = trace_files._read_json_lines(Path("x"), data)
+    fast = trace_files._read_json_lines(Path("x"), data, None)
     slow = trace_files._read_json_line_by_line(Path("x"), data, fast.format)
     assert slow.columns.equals(fast.columns.select(slow.columns.column_names))
     assert [slow.place(i) for i in range(len(drawn))] == [fast.place(i) for i in range(len(drawn))]
@@ -230,7 +230,11 @@ def refused(path: Path, **options) -> str:
     with pytest.raises(InvalidInput) as caught:
         read_trace(path, **options)
     sentence = str(caught.value)
-    assert sentence.startswith(f"trace {path}") and "\n" not in sentence and sentence.endswith(".")
+    assert (
+        sentence.startswith(f"trace {path}")
+        and "\n" not in sentence
+        and (sentence.endswith(".") or "--columns" in sentence)
+    )
     return re.sub(r"^trace [^:,]*", "", sentence)
 
 
@@ -263,9 +267,12 @@ def test_refused_files(written, case):
 
 def test_an_unknown_format_names_what_was_found_and_what_is_known(written):
     sentence = refused(written("when,arrival_ms\n1,2\n"))
-    assert sentence.startswith(": unknown format with 2 fields: 'arrival_ms'. Known formats: KernelSight (arrival_s, ")
+    advice = "Map them: --columns arrival_s=… prompt_tokens=… output_tokens=…"
+    assert sentence == f": unknown format with 2 fields: 'arrival_ms'. {advice}"
+    with pytest.raises(InvalidInput) as caught:
+        read_trace(written("when,arrival_ms\n1,2\n"))
     for name in ("Mooncake (timestamp, ", "Azure LLM inference (TIMESTAMP, ", "BurstGPT (Timestamp, "):
-        assert name in sentence
+        assert name in caught.value.details
     assert "unknown format" in refused(written(bytes(range(128, 256)) * 2000))
 
 
@@ -276,7 +283,7 @@ def test_files_that_cannot_be_opened(written, tmp_path):
     for compress, kept in whole.items():
         damaged = compress((OWN + "0,1,1\n" * 1000).encode())[:-kept]
         assert "it cannot be decompressed" in refused(written(damaged))
-    assert "it is not a complete Parquet file" in refused(written(as_parquet(own_columns([]))[:-9]))
+    assert "the file cannot be read as Parquet" in refused(written(as_parquet(own_columns([]))[:-9]))
     assert refused(written(OWN + "0,1,1\n"), limit=0) == ": the limit is 0 requests. Use a limit of at least 1."
 
 
@@ -330,10 +337,82 @@ def test_the_first_faulty_line_is_named_and_blank_lines_are_counted(written):
     assert refused(written(json_lines)).startswith(", line 3: input_length is 0, but must be")
 
 
-def test_burstgpt_failures_are_refused_with_the_way_out(written):
-    sentence = refused(written("Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,3,4\n6,GPT-4,3,0\n"))
-    assert sentence.startswith(", line 3: Response tokens is '0', but must be a whole number of tokens, at least 1. ")
-    assert sentence.endswith("remove it, or use a BurstGPT_without_fails file.")
+def test_failed_requests_of_burstgpt_are_left_out_and_counted(written, caplog):
+    caplog.set_level("INFO")
+    path = written("Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,3,4\n6,GPT-4,3,0\n7,GPT-4,9,1\n")
+    assert read_trace(path)["arrival_s"].to_pylist() == [0.0, 2.0]
+    assert caplog.messages[-1].endswith("1 of 3 requests failed (0 Response tokens) and are left out")
+    assert "all of its requests failed" in refused(written("Timestamp,Request tokens,Response tokens\n5,3,0\n"))
+    assert refused(written("Timestamp,Request tokens,Response tokens\n5,3,0\n6,0,2\n")).startswith(", line 3: Request")
+
+
+BLOCKS = {"published": ([(1100, 3)], 512), "found": ([(40, 3), (99, 6)], 16), "no power of two": ([(1000, 41)], 24)}
+
+
+@pytest.mark.parametrize("prompts, block", BLOCKS.values(), ids=BLOCKS)
+def test_the_size_of_blocks_is_found_from_the_numbers_of_ids(written, prompts, block):
+    row = {"timestamp": 1, "output_length": 2}
+    lines = [json.dumps(row | {"input_length": n, "hash_ids": list(range(ids))}) for n, ids in prompts]
+    assert read_trace(written("\n".join(lines) + "\n"))["hash_block_tokens"][0].as_py() == block
+
+
+def test_a_chat_trace_in_seconds_and_a_task_without_times(written):
+    row = {"parent_chat_id": -1, "input_length": 32, "output_length": 5, "hash_ids": [1, 2]}
+    lines = [json.dumps(row | {"chat_id": chat, "timestamp": time}) for chat, time in ((4, 0.5), (5, 2.5))]
+    trace = read_trace(written("\n".join(lines)))
+    assert trace.select(["external_id", "arrival_s", "hash_block_tokens"]).to_pylist()[1] == {
+        **{"external_id": "5", "arrival_s": 2.0, "hash_block_tokens": 16}}  # fmt: skip
+    task = '{"request_id": 0, "type": "text", "input_length": 61, "output_length": 2370, "duration": 14000}'
+    assert not read_load(written(task)).timed
+
+
+COLUMNS = "arrival_s=when (ms)[ms];prompt_tokens=tok in;output_tokens=out"
+
+
+def test_columns_of_other_names_are_mapped_and_proposed(written):
+    path = written("when (ms),tok in,out\n1000,7,8\n3000,9,10\n")
+    assert read_load(path, columns=COLUMNS).requests["arrival_s"].to_pylist() == [0.0, 2.0]
+    dates = written("at,tok in,out\n2026-05-10T00:00:00Z,7,8\n2026-05-10T00:00:01.5Z,9,10\n")
+    dated = read_load(dates, columns="arrival_s=at;prompt_tokens=tok in;output_tokens=out").requests
+    assert dated["arrival_s"].to_pylist() == [0.0, 1.5]
+    for columns, words in (
+        ("when=at", "unknown column 'when'"),
+        ("arrival_s=att;prompt_tokens=tok in;output_tokens=out", "it has no column 'att' for arrival_s. It has at."),
+        ("arrival_s=at", "--columns leaves out prompt_tokens, output_tokens"),
+    ):
+        with pytest.raises(InvalidInput, match=re.escape(words)):
+            read_load(dates, columns=columns)
+    proposed = refused(written("ts,in_tok,out_tok\n1,2,3\n"))
+    assert proposed.endswith("Try --columns arrival_s=ts prompt_tokens=in_tok output_tokens=out_tok")
+
+
+SHAREGPT = [{"id": "a", "conversations": [
+    {"from": "human", "value": "How do I reverse a list in Python, and what does it cost?"},
+    {"from": "gpt", "value": "Use reversed(xs) or xs[::-1]."}, {"from": "human", "value": "And in place?"},
+    {"from": "gpt", "value": "xs.reverse() works in place."}]}]  # fmt: skip
+BATCH = {"custom_id": "r", "body": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}}
+
+
+def test_texts_of_chats_become_requests_that_wait_for_the_answer_before(written, caplog):
+    caplog.set_level("INFO")
+    load = read_load(written(json.dumps(SHAREGPT)))
+    assert load.requests["output_tokens"].to_pylist() == [8, 7] and not load.timed
+    first, second = load.requests["hash_ids"].to_pylist()
+    assert second[: len(first)] == first and len(second) > len(first) > 0
+    assert (load.dependencies.request.tolist(), load.dependencies.after.tolist()) == ([1], [0])
+    assert "2 requests of texts, whose tokens are estimated, four bytes a token" in caplog.messages[-1]
+    batch = json.dumps(BATCH | {"body": BATCH["body"] | {"max_tokens": 64}})
+    assert read_load(written(batch + "\n" + json.dumps(BATCH))).requests["output_tokens"].to_pylist() == [64]
+    assert caplog.messages[-1].endswith("; 1 messages without an answer are left out")
+    prompts = '{"prompt": "one two three", "completion": "four five"}\n'
+    assert read_load(written(prompts)).requests["output_tokens"].to_pylist() == [3]
+    for content, words in (
+        (json.dumps(BATCH), "none of its 1 messages has an answer or max_tokens"),
+        ('{"messages": [}\n', "line 1: not JSON"),
+        ('[{"messages": []}, 5]', "entry 2: it is no object"),
+        ('{"prompt": "\\ud800", "completion": "x"}', "it has half of a surrogate pair"),
+    ):
+        assert words in refused(written(content))
 
 
 def test_a_date_that_is_none(written):
@@ -348,7 +427,10 @@ JSON_LINES = {  # the second line is the faulty one
     "cut off": ('{"timestamp": 1,', "not a JSON object (Expecting property name"),
     "two objects": (MOONCAKE_LINE.strip() * 2, "not a JSON object (Extra data"),
     "an array": ("[1, 2]", "a JSON list instead of an object. Write one object per line"),
-    "repeated field": ('{"timestamp": 1, "timestamp": 2}', "not a JSON object (duplicate field). Correct"),
+    "repeated field": (
+        '{"timestamp": 1, "timestamp": 2}',
+        "not a JSON object ('timestamp' occurs twice; keep one)",
+    ),
     "text for a number": (MOONCAKE_LINE.replace("513", '"513"'), "input_length is '513' instead of a number. Correct"),
     "true for a number": (MOONCAKE_LINE.replace("513", "true"), "input_length is True instead of a number. Correct"),
     "missing": ('{"timestamp": 1, "input_length": 3}', "output_length is missing, but must be a whole number"),

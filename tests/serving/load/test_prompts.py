@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.server.prompts import WORDS, block_keys, chat_text, estimated_tokens, read_tokenizer
 from kernelsight.server.requests import read_request
 from kernelsight.server.start import tokens_of
+from kernelsight.serving.load.prompts import WORDS, block_keys, chat_text, estimated_tokens, read_tokenizer
 
 TEXT = "the and you for are not but all can has was out one new"
 

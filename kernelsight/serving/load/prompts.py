@@ -37,16 +37,16 @@ def estimated_tokens(text: str) -> np.ndarray:
 
 def read_tokenizer(path: Path) -> Callable[[str], np.ndarray]:
     """Return a function from text to token ids, of a ``tokenizer.json`` or its folder; InvalidInput: unreadable."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise extra_missing("a tokenizer of the model", "tokenizers", "serve", "leave out --tokenizer") from None
     file = path / "tokenizer.json" if path.is_dir() else path
 
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"the tokenizer {file} {problem}; give a tokenizer.json, or leave out --tokenizer.")
 
     content = read_bytes(file, refuse, TOKENIZER)
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise extra_missing("a tokenizer of the model", "tokenizers", "serve", "leave out --tokenizer") from None
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises Exception itself

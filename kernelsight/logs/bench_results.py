@@ -1,9 +1,10 @@
-"""Reader of ``vllm bench serve`` results: one object per run, several in a file with --append-result."""
+"""Reader of results of vLLM's and SGLang's clients: one object per run, several in a file or one a line."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -14,7 +15,9 @@ from kernelsight.logs.reports import statistics_of_result
 from kernelsight.logs.send_times import times_of_sending, with_times
 from kernelsight.logs.settings import flat_settings
 
-NAME = "vllm-bench"
+VLLM, SGLANG = "vllm-bench", "sglang-bench"
+# how each client writes the times of its requests
+DETAILS = {VLLM: "--save-detailed", SGLANG: "--output-details"}
 # fields that the client writes itself; any other at the top level is from --metadata, or a swept flag
 _RESULTS = re.compile(
     r"(mean|median|std|p[0-9.]+)_\w+|total_\w+|\w+_throughput|\w+_goodput|probe_\w+|spec_decode_\w+|diffusion_\w+"
@@ -24,29 +27,35 @@ _CLIENT_FIELDS = {
     *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate"),
     *("burstiness", "max_concurrency", "duration", "completed", "failed", "rtfx", "run_number"),
 }
-# backends whose client sets include_usage, so that token counts are the server's
-_SERVER_COUNTS = ("vllm", "openai", "openai-chat", "vllm-chat")
+# backends whose token counts are the server's: of vLLM's client those that set include_usage, of SGLang's its own
+_SERVER_COUNTS = {VLLM: ("vllm", "openai", "openai-chat", "vllm-chat"), SGLANG: ("sglang",)}
+_LISTS = (
+    *("input_lens", "output_lens", "itls", "errors", "latencies", "start_times", "queue_times"),
+    *("server_queue_times", "server_ttfts", "cached_tokens"),
+)
 
 
-def _recognises(file: LogFile) -> bool:
+def _is_vllm(file: LogFile) -> bool:
     return file.kind == "json" and {"tokenizer_id", "num_prompts", "model_id"} <= file.fields
 
 
-def read_vllm_bench(files: Sequence[LogFile]) -> list[LogRun]:
-    """Return one run per object: requests if it was written with --save-detailed, else statistics alone.
+def _is_sglang(file: LogFile) -> bool:
+    return file.kind == "json" and {"dataset_name", "random_input_len", "sharegpt_output_len"} <= file.fields
 
-    Times are of ``time.perf_counter``, comparable only within a run. Older versions write no times of sending: see
-    ``sending``.
+
+def read_results(files: Sequence[LogFile], client: str) -> list[LogRun]:
+    """Return one run per object: requests if their times are in it (DETAILS), else statistics alone.
+
+    Times are of ``time.perf_counter``, comparable only within a run. SGLang's client and older versions of vLLM's write
+    no times of sending: see ``send_times``. With the OpenAI API SGLang's output length is the requested one.
     """
-    return [_run(file, document, value) for file in files for document, value in documents(file)]
+    return [_run(file, document, value, client) for file in files for document, value in documents(file)]
 
 
-def _run(file: LogFile, document: str, result: Any) -> LogRun:
-    if not isinstance(result, dict) or "num_prompts" not in result:
-        raise unusable(
-            file.path, f"has a {document} that is no result of vllm bench serve", "Give one result per line."
-        )
-    run = LogRun(file, NAME)
+def _run(file: LogFile, document: str, result: Any, client: str) -> LogRun:
+    if not isinstance(result, dict) or not {"num_prompts", "dataset_name"} & set(result):
+        raise unusable(file.path, f"has a {document} that is no result of a benchmark", "Give one result per line.")
+    run = LogRun(file, client)
     run.summaries = statistics_of_result(result)
     run.stated = {
         "duration_s": positive(result.get("duration")),
@@ -54,9 +63,15 @@ def _run(file: LogFile, document: str, result: Any) -> LogRun:
         "burstiness": positive(result.get("burstiness")),
         "max_concurrency": result.get("max_concurrency"),
     }
-    run.settings = _settings(result)
+    run.settings = _settings(result) if client == VLLM else {}
+    if isinstance(server_info := result.get("server_info"), Mapping):
+        run.settings |= flat_settings(server_info, "server_info")
+        run.stated["tool_version"] = server_info.get("version") if isinstance(server_info.get("version"), str) else None
+    for name in ("spec_decode_acceptance_length", "spec_decode_acceptance_rate", "accept_length"):
+        if result.get(name) is not None:
+            run.settings[name] = (str(result[name]), "result")
     if "ttfts" not in result:
-        run.faults.add("statistics_only", 1, document, "; run it with --save-detailed")
+        run.faults.add("statistics_only", 1, document, f"; run it with {DETAILS[client]}")
         return run
     run.requests = _requests(file, result, run)
     return run
@@ -65,21 +80,25 @@ def _run(file: LogFile, document: str, result: Any) -> LogRun:
 def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataFrame:
     """Return the requests of a result; InvalidInput: lists are missing, or of different lengths."""
     count = len(result["ttfts"])
-    names = ("input_lens", "output_lens", "itls", "errors", "latencies", "start_times", "queue_times")
-    names += ("server_queue_times", "server_ttfts")
-    lists = {name: result[name] for name in names if isinstance(result.get(name), list)}
-    if "input_lens" not in lists or "output_lens" not in lists:
-        raise unusable(file.path, "has TTFTs, and no input_lens or output_lens", "Write it with --save-detailed.")
+    lists = {name: result[name] for name in _LISTS if isinstance(result.get(name), list)}
+    if "input_lens" not in lists or "output_lens" not in lists or (run.format == SGLANG and "itls" not in lists):
+        advice = f"Write it with {DETAILS[run.format]}."
+        raise unusable(file.path, "has TTFTs, and no input_lens, output_lens or itls", advice)
     other_length = [name for name, values in lists.items() if len(values) != count]
     if other_length:
         problem = f"has {count} TTFTs and {len(lists[other_length[0]])} {other_length[0]}"
         raise unusable(file.path, problem, "The lists of one run have one value per request: write it again.")
-    seconds = {name: column(lists.get(name), count) for name in names if name not in ("itls", "errors")}
-    tokens_from = "server" if result.get("backend") in _SERVER_COUNTS else None
+    seconds = {name: column(lists.get(name), count) for name in _LISTS if name not in ("itls", "errors")}
+    tokens_from = "server" if result.get("backend") in _SERVER_COUNTS[run.format] else None
+    tokens_from = tokens_from or ("client" if run.format == SGLANG else None)
     errors = lists.get("errors", [""] * count)
     gaps = lists.get("itls", [None] * count)
+    # TTFT of a request without a text chunk stays 0.0
+    silent = [not error and not ttft_s for error, ttft_s in zip(errors, result["ttfts"], strict=True)]
+    run.faults.add("no_first_chunk", sum(silent), f"row {silent.index(True) + 1}" if any(silent) else None)
+    ttft_s = [None if is_silent else value for is_silent, value in zip(silent, result["ttfts"], strict=True)]
     latency_s = lists.get("latencies") or [
-        ttft_s + sum(gaps_s or ()) for ttft_s, gaps_s in zip(result["ttfts"], gaps, strict=True)
+        None if first_s is None else first_s + sum(gaps_s or ()) for first_s, gaps_s in zip(ttft_s, gaps, strict=True)
     ]
     # queue_times is the wait for the client's own --max-concurrency: requests are due before they are sent
     frame = pl.DataFrame(seconds).with_columns(
@@ -93,13 +112,13 @@ def _requests(file: LogFile, result: Mapping[str, Any], run: LogRun) -> pl.DataF
         pl.lit("server_scheduled").alias("server_ttft_clock"),
         pl.lit("client_send").alias("ttft_clock"),
         pl.lit(tokens_from, pl.String).alias("tokens_from"),
-        column([1e3 * value for value in result["ttfts"]], count).alias("ttft_ms"),
+        column([None if value is None else 1e3 * value for value in ttft_s], count).alias("ttft_ms"),
         (1e3 * column(latency_s, count)).alias("e2e_ms"),
         pl.Series([None if not error else kind_of_error(error) for error in errors], dtype=pl.String).alias("error"),
         pl.Series(["error" if error else "ok" for error in errors], dtype=pl.String).alias("status"),
         gap_lists(gaps),
     )
-    frame = frame.drop(seconds)
+    frame = frame.drop(name for name in seconds if name != "cached_tokens")
     if "start_times" not in lists:
         frame = with_times(frame, times_of_sending(result, latency_s), run.faults)
     run.clock = "monotonic" if frame["sent_s"].null_count() < count else "none"
@@ -141,11 +160,18 @@ def _settings(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     metadata = {
         name: value for name, value in result.items() if name not in _CLIENT_FIELDS and not _RESULTS.fullmatch(name)
     }
-    settings |= flat_settings(metadata, "--metadata")
-    for name in ("spec_decode_acceptance_length", "spec_decode_acceptance_rate"):
-        if result.get(name) is not None:
-            settings[name] = (str(result[name]), "result")
-    return settings
+    return settings | flat_settings(metadata, "--metadata")
 
 
-FORMAT = LogFormat(NAME, "requests", "vllm bench serve --save-result --save-detailed", _recognises, read_vllm_bench)
+FORMATS = (
+    LogFormat(
+        VLLM, "requests", "vllm bench serve --save-result --save-detailed", _is_vllm, partial(read_results, client=VLLM)
+    ),
+    LogFormat(
+        SGLANG,
+        "requests",
+        "python -m sglang.benchmark.serving --output-details",
+        _is_sglang,
+        partial(read_results, client=SGLANG),
+    ),
+)

@@ -54,8 +54,10 @@ def proposed_columns(names: Iterable[str], taken: Iterable[str] = ()) -> dict[st
     return proposals
 
 
-def columns_flag(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
+def columns_flag(names: Iterable[str], taken: Iterable[str] = (), *, latencies: bool = True) -> str | None:
     """Return the ``--columns`` option that a table's column names suggest; None if a required column has no candidate.
+
+    ``latencies``: of a log, of which one is required too; a trace has none.
 
     >>> columns_flag(["ts", "in_tok", "out_tok", "latency"])
     '--columns arrival_s=ts prompt_tokens=in_tok output_tokens=out_tok e2e_ms=latency'
@@ -63,8 +65,10 @@ def columns_flag(names: Iterable[str], taken: Iterable[str] = ()) -> str | None:
     taken_names = set(taken)
     proposals = proposed_columns(names, taken_names)
     columns = taken_names | proposals.keys()
-    if not proposals or not columns.issuperset(REQUIRED) or not columns & set(LATENCIES):
+    if not proposals or not columns.issuperset(REQUIRED) or (latencies and not columns & set(LATENCIES)):
         return None
+    if not latencies:
+        proposals = {column: name for column, name in proposals.items() if column in REQUIRED}
     words = (f"{column}={file_column}" for column, file_column in proposals.items())
     return "--columns " + " ".join(f"'{word}'" if re.search(r"[^\w.=\[\]-]|\[", word) else word for word in words)
 
