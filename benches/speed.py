@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from record import record
 
 from kernelsight.forward.forward_step import predict_calls
+from kernelsight.kernels import blocks
 from kernelsight.kernels.families import LOWERED
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.pricing_tables import PricingTables
@@ -98,7 +101,8 @@ def session_measurements(repeats: int) -> list[dict[str, Any]]:
 
 
 def expression_measurements(repeats: int) -> list[dict[str, Any]]:
-    """Measure latencies, Arrow in and out, over the calls of 50 deployments' step costs."""
+    """Measure latencies by numpy and by JAX, Arrow in and out, over the calls of 50 deployments' step costs."""
+    jax.devices()  # starts JAX, which is not part of compiling
     with fresh(50) as session:
         calls = {family: session.table(f"{family}_calls") for family in LOWERED}
         prices = PricingTables(*(session.table(name) for name in PRICES))
@@ -106,12 +110,21 @@ def expression_measurements(repeats: int) -> list[dict[str, Any]]:
     measurements = []
     for name, tables in (("gemm", {"gemm": calls["gemm"]}), ("mixed families", mixed)):
         rows = sum(table.num_rows for table in tables.values())
+        first = {}
+        for backend, block_rows in (("numpy", 1 << 40), ("jax", blocks.BLOCK_ROWS)):
 
-        def run(tables: dict[str, pa.Table] = tables) -> None:
-            for family, table in tables.items():
-                latencies(family, table, prices)
+            def run(block_rows: int = block_rows, tables: dict[str, pa.Table] = tables) -> None:
+                with mock.patch.object(blocks, "BLOCK_ROWS", block_rows):
+                    for family, table in tables.items():
+                        latencies(family, table, prices)
 
-        measurements.append(measurement(f"latencies, warm, {name}", rows, *fastest(run, repeats)))
+            first[backend] = fastest(run, 1)
+            measurements.append(measurement(f"latencies by {backend}, warm, {name}", rows, *fastest(run, repeats)))
+        warm_wall, warm_process = measurements[-1]["wall_s"], measurements[-1]["process_s"]
+        wall, process = first["jax"][0] - warm_wall, first["jax"][1] - warm_process
+        measurements.append(
+            measurement(f"first run by jax, {name}, beyond a warm one (compiling or loading)", None, wall, process)
+        )
     return measurements
 
 

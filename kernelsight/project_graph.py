@@ -22,7 +22,7 @@ CACHED = (
     *("gpu_power", "gpu_engines", "assumed_families", "deployment_presets", "memory_defaults"),
 )
 # inputs of cached tables that count by their rows, not by what they were computed from
-BY_CONTENT = ("deployment_families",)
+BY_CONTENT = ("knot_bounds", "deployment_families")
 # given tables that change with each replay of a log: nothing computed from them is cached
 UNCACHED_INPUTS = ("corrections",)
 

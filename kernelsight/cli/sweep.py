@@ -123,7 +123,7 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
         partition_requests=arguments.partition_requests,
         connect=connect,
         report=_show_progress if sys.stderr.isatty() else None,
-        intervals=not arguments.no_intervals,
+        intervals=arguments.intervals,
     )
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.array_expressions import evaluate
+from kernelsight.dataflow.array_expressions import bucket, padded
 from kernelsight.dataflow.generated_nodes import for_each
+from kernelsight.kernels.blocks import evaluate
 from kernelsight.kernels.call_kinds import TIERS, interval_half_widths
 from kernelsight.kernels.die_order import (
     REPEAT_NOISE,
@@ -28,7 +29,7 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import BY_MATH, MICROSECONDS_PER_SECOND
 from kernelsight.kernels.intervals import spread
-from kernelsight.kernels.network import FADE_OCTAVES, correction, outside
+from kernelsight.kernels.network import BY_NODE, FADE_OCTAVES, correction, outside
 from kernelsight.kernels.prepared_calls import (
     COLD_BYTES,
     CallGroup,
@@ -72,8 +73,8 @@ class EvaluatedCalls(NamedTuple):
 def latencies(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
     """Return ``kernel_latencies`` rows of one family's ``<family>_calls`` table, in its order.
 
-    The tier of ``deployment_settings`` decides what the constants may rest on. InvalidInput: a tier
-    needs a sweep or points that the GPU does not have.
+    The tier of ``deployment_settings`` decides what the constants may rest on. InvalidInput: a tier needs a sweep or
+    points that the GPU does not have.
     """
     call_names = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     call_names = call_names.append_column("family", pa.repeat(family, calls.num_rows))
@@ -276,13 +277,20 @@ def _evaluate_group(ready: PreparedCalls, group: CallGroup) -> dict[str, np.ndar
         kind = int(kind_of_row[0]) if kind_of_row.size else 0
         values: dict[str, Any] = {name: float(values[kind]) for name, values in ready.at.items()}
     else:
-        values = dict(ready.at)
+        values = {name: _of_few_lengths(each) for name, each in ready.at.items()}
         columns["kind"] = kind_of_row
     if group.corrected in ready.networks:
-        values["network"] = ready.networks[group.corrected][0]
+        network = ready.networks[group.corrected][0]
+        of_nodes = {name: _of_few_lengths(getattr(network, name)) for name in BY_NODE}
+        values["network"] = network._replace(**of_nodes)
         columns["node"] = ready.nodes_of_rows(group)
     kernel = kernel_of(ready.family)
-    return evaluate(kernel, kind_of_row.size, columns, uniform, ready.hardware, values)
+    return evaluate(ready.family, kernel, kind_of_row.size, columns, uniform, ready.hardware, values)
+
+
+def _of_few_lengths(values: np.ndarray) -> np.ndarray:
+    """Return constants of kinds or nodes, padded with rows that no call reads: JAX compiles for each length."""
+    return padded(values, bucket(len(values)))
 
 
 @cache

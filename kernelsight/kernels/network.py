@@ -1,8 +1,4 @@
-"""Evaluates a correction, a small neural network over call features that multiplies an expression's latency.
-
-In numpy by blocks that fit the cache of a core, three to six times faster there than compiled XLA code; in any other
-``xp`` at once.
-"""
+"""Evaluates a correction, a small neural network over call features that multiplies an expression's latency."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from kernelsight.dataflow.blas import one_blas_thread
 MOST = math.log(4.0)
 # octaves outside the measured sizes at which a correction has half of its effect
 FADE_OCTAVES = 1.0
-# rows of a block: its hidden layers fit the cache, and OpenBLAS multiplies matrices of this size without packing
+# rows that numpy evaluates together: their hidden layers fit the cache, and OpenBLAS multiplies them without packing
 NETWORK_ROWS = 768
 # arrays with a row for each kernel (node)
 BY_NODE = ("first_bias", "last_bias", "strength")
@@ -63,9 +59,11 @@ def correction(xp: Any, features: Any, node: Any, network: Network) -> Any:
 
     ``features``: (rows, F); ``node``: row of the kernel in BY_NODE, int, (rows,) or one for all.
     """
-    if xp is np:
+    if xp is np and len(features) > NETWORK_ROWS:
+        node = np.broadcast_to(node, len(features))
+        blocks = (slice(start, start + NETWORK_ROWS) for start in range(0, len(features), NETWORK_ROWS))
         with one_blas_thread():
-            return _by_blocks(features, node, network)
+            return np.concatenate([correction(np, features[block], node[block], network) for block in blocks])
     inputs = scaled(xp.clip(features, network.low, network.high), network)
     hidden = xp.tanh(inputs @ network.first + network.first_bias[node])
     hidden = xp.tanh(hidden @ network.second + network.second_bias)
@@ -82,59 +80,3 @@ def scaled(features: Any, network: Network) -> Any:
 def outside(xp: Any, features: Any, network: Network) -> Any:
     """Return how far each row lies outside of the sweep's sizes, octaves, (rows,): the largest over its sizes."""
     return (xp.abs(features - xp.clip(features, network.low, network.high)) * network.matter).max(axis=1)
-
-
-def _by_blocks(features: np.ndarray, node: Any, network: Network) -> np.ndarray:
-    """Return :func:`correction` in numpy, with a feature or hidden unit a row of its arrays."""
-    at = np.atleast_1d(np.asarray(node))
-    # most calls are of one kernel: no gather per row
-    at = at[:1] if (at == at[:1]).all() else at
-    net = _layers(features.T, at, network)
-    net += network.last_bias[at]
-    np.minimum(np.maximum(net, -MOST, out=net), MOST, out=net)
-    net *= np.where(at >= 0, network.strength[at], 0.0)
-    sizes = features.T[_as_slice(network.matter > 0)]
-    low, high = (bound[network.matter > 0, np.newaxis] for bound in (network.low, network.high))
-    if net.size and ((sizes < low).any() or (sizes > high).any()):
-        outside = np.maximum(np.maximum(sizes - high, low - sizes).max(axis=0, initial=0.0), 0.0)
-        net /= 1.0 + (outside / FADE_OCTAVES) ** 2
-    return net
-
-
-def _layers(columns: np.ndarray, at: np.ndarray, network: Network) -> np.ndarray:
-    """Return the last layer without its bias, (rows,), by blocks of NETWORK_ROWS; ``at``: node of all rows, or of each.
-
-    Centre, scale and biases are part of the matrix products: a column of each matrix multiplies a row of ones.
-    """
-    rows, dtype, (inputs, hidden) = columns.shape[1], columns.dtype, network.first.shape
-    low, high = network.low[:, np.newaxis], network.high[:, np.newaxis]
-    per_unit = network.first / network.scale[:, np.newaxis]
-    biases = network.first_bias - network.centre @ per_unit
-    first = np.concatenate([per_unit.T, biases[at[:1]].T if at.size == 1 else np.zeros((hidden, 1), dtype)], axis=1)
-    second = np.concatenate([network.second.T, network.second_bias[:, np.newaxis]], axis=1)
-    output = np.empty(rows, dtype)
-    for start in range(0, rows, NETWORK_ROWS):
-        block = slice(start, min(start + NETWORK_ROWS, rows))
-        features = columns[:, block]
-        if start == 0 or block.stop == rows:
-            # inputs and first layer, each with a last row of ones for the biases
-            clipped_and_ones, lower_and_ones = (
-                np.ones((height + 1, features.shape[1]), dtype) for height in (inputs, hidden)
-            )
-            upper = np.empty((second.shape[0], features.shape[1]), dtype)
-            clipped, lower = clipped_and_ones[:inputs], lower_and_ones[:hidden]
-        np.minimum(np.maximum(features, low, out=clipped), high, out=clipped)
-        np.matmul(first, clipped_and_ones, out=lower)
-        if at.size > 1:
-            lower += biases[at[block]].T
-        np.tanh(lower, out=lower)
-        np.matmul(second, lower_and_ones, out=upper)
-        np.tanh(upper, out=upper)
-        np.matmul(network.last, upper, out=output[block])
-    return output
-
-
-def _as_slice(mask: np.ndarray) -> Any:
-    """Return a mask as a slice, which numpy reads without a copy, where its true values come first; else the mask."""
-    count = int(mask.sum())
-    return slice(count) if mask[:count].all() else mask

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import facts as catalogue
+from kernelsight.kernels import blocks
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.gpu_power import power_of_gpus
 from kernelsight.kernels.latency import latencies
@@ -29,14 +32,18 @@ def settings(tier: str = "auto") -> pa.Table:
     return pa.table({"deployment_id": ["d"], "tier": [tier]})
 
 
-def price(family: str, calls: pa.Table, tier: str = "auto", **tables: pa.Table) -> pa.Table:
-    """Return latencies of a call table by the embedded facts; ``tables`` replaces some of these."""
+def price(family: str, calls: pa.Table, block_rows: int = 1 << 40, tier: str = "auto", **tables: pa.Table) -> pa.Table:
+    """Return latencies of a call table by the embedded facts; ``tables`` replaces some of these.
+
+    ``block_rows``: from how many rows on JAX evaluates them; without it numpy does.
+    """
     facts = {**FACTS, **tables}
     calls = with_format(calls)
     if "gpus" in tables:
         facts["gpu_power"] = power_of_gpus(tables["gpus"], ENERGY)
     tables = PricingTables(settings(tier), *(facts[name] for name in NAMES))
-    return latencies(family, calls, tables)
+    with mock.patch.object(blocks, "BLOCK_ROWS", block_rows):
+        return latencies(family, calls, tables)
 
 
 def with_format(calls: pa.Table) -> pa.Table:

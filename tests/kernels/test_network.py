@@ -9,7 +9,6 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from kernelsight.dataflow import blas
-from kernelsight.dataflow.array_expressions import BLOCK_ROWS, THREAD_BLOCKS, by_blocks
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.kernels.network import FADE_OCTAVES, MOST, NETWORK_ROWS, Network, correction
 
@@ -59,13 +58,6 @@ def test_one_node_for_all_rows_and_single_precision():
     single = correction(np, seen.astype(np.float32), 2, network(np.float32))
     assert single.dtype == np.float32
     assert single == pytest.approx(exact, abs=2e-5)
-
-
-def test_rows_are_answered_in_order_however_many_threads():
-    rows = 2 * THREAD_BLOCKS * BLOCK_ROWS + 5
-    found = by_blocks(lambda start, stop: {"row": np.arange(start, stop), "first": np.full(stop - start, start)}, rows)
-    assert (found["row"] == np.arange(rows)).all()
-    assert (found["first"] == found["row"] // BLOCK_ROWS * BLOCK_ROWS).all()
 
 
 def blas_threads() -> set[int]:

@@ -1,9 +1,9 @@
-"""What holds for every family, shape and GPU: bounds, order, and independence of array module and company."""
+"""What holds for every family, shape and GPU: bounds, order, and independence of backend and company."""
 
 from __future__ import annotations
 
 import itertools
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.dataflow.array_expressions import evaluate, to_grid
+from kernelsight.kernels import blocks
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.latency import kernel_of
 from kernelsight.kernels.network import BY_NODE, FADE_OCTAVES
@@ -189,11 +189,8 @@ def one_of_each_expression() -> list[str]:
     "family",
     [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.whole) for name in one_of_each_expression()],
 )
-def test_what_jax_fits_is_what_numpy_evaluates(family: str) -> None:
-    """Of every GPU and arithmetic, with the corrections of measured GPUs on all of them: the same rounded values."""
-    import jax
-    import jax.numpy as jnp
-
+def test_numpy_and_jax_give_the_same_bytes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every GPU and arithmetic, with the corrections of measured GPUs on all of them."""
     calls = random_calls(family, 17, 20_000)
     ready = prepare_calls(family, with_format(calls), PricingTables(settings(), *FACTS.values()))
     random = np.random.default_rng(17)
@@ -202,13 +199,15 @@ def test_what_jax_fits_is_what_numpy_evaluates(family: str) -> None:
     most_nodes = max((len(network.strength) for network in networks), default=0)
     for network in networks or [None]:
         if network is not None:
+            # as many kernels in each: shapes that JAX has compiled
             nodes = np.arange(most_nodes) % len(network.strength)
             at["network"] = network._replace(**{name: getattr(network, name)[nodes] for name in BY_NODE})
             columns["node"] = random.integers(-1, most_nodes, calls.num_rows)
-        by_numpy = evaluate(kernel_of(family), calls.num_rows, columns, {}, ready.hardware, at)
-        with jax.enable_x64(True):
-            values = jax.jit(partial(kernel_of(family), jnp))(columns, {}, ready.hardware, at)
-        by_jax = {name: to_grid(np.broadcast_to(array, (calls.num_rows,))) for name, array in values.items()}
+        given = (f"test of {family}", kernel_of(family), calls.num_rows, columns, {}, ready.hardware, at)
+        by_jax = blocks.evaluate(*given)
+        monkeypatch.setattr(blocks, "BLOCK_ROWS", calls.num_rows + 1)
+        by_numpy = blocks.evaluate(*given)
+        monkeypatch.undo()
         assert by_numpy.keys() == by_jax.keys()
         for results in (by_numpy, by_jax):
             if network is not None:
@@ -220,8 +219,8 @@ def test_what_jax_fits_is_what_numpy_evaluates(family: str) -> None:
 def test_what_lies_half_way_by_its_arithmetic_is_rounded_to_one_side() -> None:
     half_way = 1.0 + 2.0**-24
     beside = np.array([np.nextafter(half_way, 0.0), half_way, np.nextafter(half_way, 2.0)])
-    assert to_grid(beside).tolist() == [1.0 + 2.0**-23] * 3
-    assert to_grid(np.array([0.0, 1.0, 2.5, 1e30])).tolist() == [0.0, 1.0, 2.5, float(np.float32(1e30))]
+    assert blocks.to_grid(beside).tolist() == [1.0 + 2.0**-23] * 3
+    assert blocks.to_grid(np.array([0.0, 1.0, 2.5, 1e30])).tolist() == [0.0, 1.0, 2.5, float(np.float32(1e30))]
 
 
 @cache
@@ -236,12 +235,16 @@ def calls_of_many_gpus(family: str) -> pa.Table:
 ALONE = ("gemm", "prefill_attention", "decode_attention", "moe", "norm", "all_reduce")
 
 
-@pytest.mark.parametrize("family", ALONE)
-def test_a_row_alone_equals_the_row_among_others(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "block_rows"),
+    [*((family, 1 << 40) for family in ALONE), *((family, 512) for family in ("norm", "gemm"))],
+)
+def test_a_row_alone_equals_the_row_among_others(family: str, block_rows: int) -> None:
     # alone, its GPU and arithmetic are numbers, not columns
     calls = calls_of_many_gpus(family)
-    among = price(family, calls)
-    for row in (0, 7, 16_383, 16_384, 19_999):
+    among = price(family, calls, block_rows)
+    assert block_rows > calls.num_rows or among.equals(price(family, calls))
+    for row in (0, 7, 511, 512, 16_383, 19_999):
         [alone], [expected] = price(family, calls.slice(row, 1)).to_pylist(), among.slice(row, 1).to_pylist()
         # the exponential of an array and of a number differ in their last bit
         assert alone == {n: near(v, 1e-13) if isinstance(v, float) else v for n, v in expected.items()}

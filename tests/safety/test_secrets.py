@@ -81,7 +81,7 @@ def test_a_grid_of_lines_prints_and_keeps_no_secret(as_command, tmp_path):
     grid, target = tmp_path / "grid.json", tmp_path / "sweep.duckdb"
     load = {"gpu": "l4", "max_concurrency": 2, "num_prompts": 4, "input_len": 64, "output_len": 4}
     grid.write_text(json.dumps({**load, "launch": [LINE, LINE.replace("seqs 8", "seqs 4")]}))
-    answer = as_command("sweep", grid, f"--launch={LINE}", "--no-intervals", "--format", "json", "-o", target)
+    answer = as_command("sweep", grid, f"--launch={LINE}", "--format", "json", "-o", target)
     assert answer.status == 0 and len(answer.json["rows"]) == 2
     assert SECRET not in answer.out + answer.err
     secret, redacted = tables_with([SECRET, REDACTED], target)

@@ -30,6 +30,10 @@ PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_atten
 EVERYTHING = 1 << 62
 
 
+# most deployments of a session that have knots for every load
+FEW_DEPLOYMENTS = 8
+
+
 class Reach(NamedTuple):
     """Upper bounds of a load on a deployment, within which step costs are needed."""
 
@@ -175,6 +179,22 @@ def evidence_within_reach(
     return [{**each, "gpu_us": time / 1e6} for each, time in zip(rows, picoseconds.tolist(), strict=True)]
 
 
+@produces("knot_bounds")
+def bounds_of_knots(deployment_reach: pa.Table) -> pa.Table:
+    """Bounds of the loads that the step costs of each deployment serve: any load, unless there are many deployments.
+
+    For one or a few, knots beyond its loads cost little, and whoever asks next finds step costs in the cache. For many,
+    they would be most of the time: bounds are then the next power of four.
+    """
+    if deployment_reach.num_rows <= FEW_DEPLOYMENTS:
+        bounds = [pa.nulls(deployment_reach.num_rows, pa.int64())] * 2
+    else:
+        powers = 4 ** np.arange(32)
+        most = (pc.fill_null(deployment_reach[name], EVERYTHING).to_numpy() for name in ("requests", "tokens"))
+        bounds = [pa.array(powers[np.searchsorted(powers, values)]) for values in most]
+    return pa.table([deployment_reach["deployment_id"], *bounds], ["deployment_id", "requests", "tokens"])
+
+
 @produces("step_shapes")
 def knot_shapes(
     deployment_settings: pa.Table,
@@ -182,10 +202,11 @@ def knot_shapes(
     kv_layout: pa.Table,
     models: pa.Table,
     kernel_implementations: pa.Table,
+    knot_bounds: pa.Table,
 ) -> pa.Table:
     """Step shapes of each deployment that can run: the knots between which step costs are interpolated.
 
-    They depend on no load: cached step costs serve any.
+    Those of attention beyond ``knot_bounds`` are left out; a deployment that is not in it has none.
     """
     broken = set(deployment_faults["deployment_id"].to_pylist())
     windows = dict(zip(kv_layout["deployment_id"].to_pylist(), kv_layout["window_tokens"].to_pylist(), strict=True))
@@ -196,18 +217,22 @@ def knot_shapes(
         *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
         *("query_tokens", "lock_step"),
     )
+    limits = zip(*(knot_bounds[name].to_pylist() for name in ("deployment_id", "requests", "tokens")), strict=True)
+    reaches = {name: Reach(requests or EVERYTHING, tokens or EVERYTHING) for name, requests, tokens in limits}
     tables, shapes_of_axes = [], {}
     rows = zip(*(deployment_settings[name].to_pylist() for name in names), strict=True)
     for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step in rows:
-        if deployment in broken:
+        if deployment in broken or deployment not in reaches:
             continue
         window = windows[deployment] or selections[model] or 0
         most_tokens = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most_tokens)
         sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
-        key = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
+        axes = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
+        key = axes, reaches[deployment]
         if key not in shapes_of_axes:
-            shapes_of_axes[key] = _shapes_of(part_knots(*key))
+            shapes = _shapes_of(part_knots(*axes))
+            shapes_of_axes[key] = shapes.filter(pa.array(within_reach(shapes, *reaches[deployment])))
         tables.append(_with_deployment(deployment, shapes_of_axes[key]))
     return pa.concat_tables(tables) if tables else _with_deployment("", _shapes_of({}))
 

@@ -7,7 +7,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from kernelsight.serving.costs.knots import EVERYTHING, _shapes_of, part_knots, within_reach
+from kernelsight.serving.costs.knots import (
+    EVERYTHING,
+    FEW_DEPLOYMENTS,
+    _shapes_of,
+    bounds_of_knots,
+    part_knots,
+    within_reach,
+)
 from kernelsight.serving.load.reach import reach_of
 from kernelsight.serving.load.requests import loads_of, requests_of
 from kernelsight.session import connect
@@ -96,3 +103,15 @@ def test_knots_are_reached_up_to_the_first_that_lies_beyond(window: int):
     assert others == {name: cut.filter(pc.equal(cut["part"], name)).num_rows for name in others}
     windowed = cut.filter(pc.equal(cut["part"], "decode_window"))["y"].to_pylist()
     assert max(windowed, default=window) == window
+
+
+@pytest.mark.parametrize("count", [FEW_DEPLOYMENTS, FEW_DEPLOYMENTS + 1])
+def test_few_deployments_have_knots_for_every_load_and_many_for_loads_like_theirs(count: int):
+    names = pa.array([f"d{number}" for number in range(count)])
+    tokens = pa.array([None, 4096, 4097, *[70] * (count - 3)], pa.int64())
+    found = bounds_of_knots(pa.table({"deployment_id": names, "requests": [5] * count, "tokens": tokens})).to_pydict()
+    if count == FEW_DEPLOYMENTS:
+        assert found == {"deployment_id": names.to_pylist(), "requests": [None] * count, "tokens": [None] * count}
+    else:
+        assert found["requests"] == [16] * count
+        assert found["tokens"] == [EVERYTHING, 4096, 16384, *[256] * (count - 3)]
