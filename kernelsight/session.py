@@ -249,6 +249,7 @@ class Session(dataflow.Session):
         startup_seconds: float | str | None = None,
         disk_rate: float | str | None = None,
         electricity_price: float | None = None,
+        what_if: str | Sequence[str] = (),
         report: Callable[[str], None] | None = None,
         **flags: Any,
     ) -> Sizing:
@@ -258,7 +259,8 @@ class Session(dataflow.Session):
         every objective with probability ``confidence``, and leave the share ``margin`` of what they sustain unused, at
         ``peak`` times the rate. ``slo`` and ``search`` also as mappings, such as ``{"ttft_p95_ms": 1000.0}`` and
         ``{"quantization": [None, "fp8"]}``, ``prices`` by GPU; ``correction``: corrections that ``compare`` fitted (a
-        file, or its table), for the deployments that it is for; ``report`` is called with progress.
+        file, or its table), for the deployments that it is for; ``what_if``: changes of the question that are answered
+        too, such as ``["traffic=2", "traffic=2,output=2"]``; ``report`` is called with progress.
         InvalidInput: a question that cannot be answered, or a model that no GPU holds, and what would.
         """
         from kernelsight.sizing.answer import Sizing
@@ -269,7 +271,8 @@ class Session(dataflow.Session):
         margins = {"confidence": confidence, "margin": margin, "peak": peak}
         searched = {"max_gpus": max_gpus, "search": search, "tune": tune, "time_limit": time_limit, "effort": effort}
         question = amount | day | cost | margins | searched
-        return Sizing.of(self, flags, gpus=gpus, slo=slo, correction=correction, report=report, **question)
+        given = {"gpus": gpus, "slo": slo, "correction": correction, "what_if": what_if}
+        return Sizing.of(self, flags, report=report, **given, **question)
 
     @takes_flags(*UPGRADED, question="upgrade_questions")
     def upgrade(self, *, engine_from: str, engine_to: str, **flags: Any) -> Upgrade:

@@ -14,7 +14,7 @@ from kernelsight.present.show import notebook
 from kernelsight.scenario.argument_checks import values_of
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.objectives import interval_columns, stated_slo
-from kernelsight.sizing.question import Question, question_from
+from kernelsight.sizing.question import Question, changed, question_from
 from kernelsight.sizing.sentences import ALWAYS, SHORT, is_flag
 from kernelsight.sizing.size_tables import TABLES
 
@@ -67,11 +67,13 @@ class Sizing:
     ('l4', True, True)
     """
 
-    def __init__(self, session: Session, question: Question) -> None:
-        self._session = session
-        session.give("size_questions", [question.as_row(NAME)])
+    def __init__(self, session: Session, question: Question, changes: Sequence[str] = ()) -> None:
+        self._session, self._changes = session, list(dict.fromkeys(changes))
+        rows = [question.as_row(NAME), *(changed(question, change).as_row(change) for change in self._changes)]
+        session.give("size_questions", rows)
         session.compute(*TABLES)
-        (self._answer,) = session.table("size_answers").to_pylist()
+        self._answers = {row["question_id"]: row for row in session.table("size_answers").to_pylist()}
+        self._answer = self._answers[NAME]
 
     @classmethod
     def of(
@@ -83,6 +85,7 @@ class Sizing:
         slo: Any,
         search: Any = None,
         correction: Any = None,
+        what_if: str | Sequence[str] = (),
         report: Callable[[str], None] | None = None,
         **arguments: Any,
     ) -> Sizing:
@@ -90,11 +93,12 @@ class Sizing:
         names = gpus.split(",") if isinstance(gpus, str) else gpus
         values = {"gpus": names, "slo": stated_slo(slo), "search": values_of(search), "correction": correction}
         question = question_from(session, flags, **values, **arguments)
+        changes = [what_if] if isinstance(what_if, str) else what_if
         fork = session.fork()
         fork.report = report
         if correction is not None:
             give_corrections(fork, correction)
-        return cls(fork, question)
+        return cls(fork, question, changes)
 
     @property
     def answer(self) -> str:
@@ -109,15 +113,28 @@ class Sizing:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """Deployments that keep the objectives, the cheapest first; rates are of one instance, requests/s."""
+        return self._rows_of(NAME)
+
+    @cached_property
+    def what_if(self) -> list[dict[str, Any]]:
+        """The answers to the changed questions: change, answer and rows."""
+        return [
+            {"change": change, "answer": self._answers[change]["answer"], "rows": self._rows_of(change)}
+            for change in self._changes
+        ]
+
+    def _of(self, table: str, question: str = NAME) -> list[dict[str, Any]]:
+        """Return the rows of a table that belong to a question."""
+        return [row for row in self._session.table(table).to_pylist() if row["question_id"] == question]
+
+    def _rows_of(self, question: str) -> list[dict[str, Any]]:
         statistics: dict[int, dict[str, float | None]] = {}
-        for row in self._session.table("size_statistics").to_pylist():
+        for row in self._of("size_statistics", question):
             low, high = interval_columns(row["statistic"])
             figures = {row["statistic"]: row["value_ms"], low: row["low_ms"], high: row["high_ms"]}
             statistics.setdefault(row["place"], {}).update(figures)
-        return [
-            _printed(row, statistics[row["place"]], self._answer["unit"])
-            for row in self._session.table("sized_deployments").to_pylist()
-        ]
+        unit = self._answers[question]["unit"]
+        return [_printed(row, statistics[row["place"]], unit) for row in self._of("sized_deployments", question)]
 
     @cached_property
     def left_out(self) -> list[dict[str, Any]]:
@@ -139,7 +156,7 @@ class Sizing:
 
     @cached_property
     def _unsized(self) -> list[dict[str, Any]]:
-        rows = self._session.table("unsized_deployments").to_pylist()
+        rows = self._of("unsized_deployments")
         return [{**_flag_columns(row), "reason": row["reason"], "bound": row["bound"]} for row in rows]
 
     @property
@@ -155,7 +172,7 @@ class Sizing:
     @cached_property
     def day(self) -> dict[str, Any] | None:
         """The hours of the chosen deployment with their instances, starts and costs; None: without --daily-peak."""
-        hours = self._session.table("size_hours").to_pylist()
+        hours = self._of("size_hours")
         if not hours:
             return None
         return {
@@ -171,7 +188,7 @@ class Sizing:
     @cached_property
     def evidence(self) -> list[dict[str, Any]]:
         """The evidence of each component of the chosen deployment's steps, as ``simulate`` reports it."""
-        rows = [row for row in self._session.table("size_evidence").to_pylist() if row["place"] == 1]
+        rows = [row for row in self._of("size_evidence") if row["place"] == 1]
         constant = ("question_id", "place", *(("pool",) if {row["pool"] for row in rows} == {"decode"} else ()))
         return [_without_columns(row, constant) for row in rows]
 
@@ -195,7 +212,7 @@ class Sizing:
             "evidence",
             "launch",
         )
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | ({"what_if": self.what_if} if self._changes else {})
 
     def table(self, name: str | None = None) -> pa.Table:
         """Return the rows as an Arrow table, or a table of the question; InvalidInput for another name."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, unknown
 from kernelsight.number_format import rounded
 from kernelsight.scenario.flag import options_of
 from kernelsight.scenario.flag_values import asked_values
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 MOST_RATE, MOST_USERS = 1e7, 1e7
 _OPTIONS = {flag.column: flag for flag in options_of("size_questions")["question"]}
 MOST_EFFORT = int(_OPTIONS["effort"].most)
+
+
+# what a change of a question is a factor of, and lengths among it by their flag
+CHANGES = ("traffic", "users", "prompt", "output")
+LENGTHS = {"prompt": "input_len", "output": "output_len"}
 
 
 class Question(NamedTuple):
@@ -125,6 +130,42 @@ class Question(NamedTuple):
             "prices": prices or None,
             "search": object_text(self.search) if self.search else None,
         }
+
+
+def changed(question: Question, change: str) -> Question:
+    """Return a question with factors on its traffic, users, prompt and output lengths: ``traffic=2,output=3``.
+
+    InvalidInput: not a factor, or one of something that the question does not state.
+    """
+    for word in change.split(","):
+        name, _, text = (part.strip() for part in word.partition("="))
+        if name not in CHANGES:
+            raise unknown("change", name, CHANGES, "A change is a factor, such as traffic=2, or traffic=2,output=2.")
+        factor = count_of(text, f"--what-if {name}")
+        if not 0.0 < factor < math.inf:
+            raise InvalidInput(f"--what-if {name} is {text}; give a factor above 0, such as {name}=2.")
+        if name in LENGTHS:
+            question = _with_length(question, LENGTHS[name], factor)
+        elif question.total_gpus is not None or (name == "users" and question.users is None):
+            raise InvalidInput(f"--what-if {name} changes what the question does not state; give --rate or --users.")
+        else:
+            question = question._replace(
+                rate=question.rate and factor * question.rate,
+                users=question.users and max(float(round(factor * question.users)), 1.0),
+                hours=question.hours and [factor * amount for amount in question.hours],
+            )
+    question.check()
+    return question
+
+
+def _with_length(question: Question, length: str, factor: float) -> Question:
+    """Return a question with a factor on the mean length of its prompts or outputs."""
+    known = {ALIASES.get(name, name): name for name in question.flags}
+    if length not in known:
+        flag = length.replace("_", "-")
+        raise InvalidInput(f"--what-if changes --{flag}, which is not given; give it, or change traffic or users.")
+    tokens = max(round(factor * question.flags[known[length]]), 1)
+    return question._replace(flags={**question.flags, known[length]: tokens})
 
 
 def question_of(row: Mapping[str, Any]) -> Question:

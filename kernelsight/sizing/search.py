@@ -29,6 +29,8 @@ MEASURED = ("target-measured", "log-corrected", "points-measured")
 SURE = FULL._replace(ends=0, tolerance=0.02)
 # factor by which a rough rate may be wrong
 DOUBT = 1.08
+# share of the cost of the best below which another is clearly cheaper
+SAME = 0.97
 # GPUs that cost more than this many times the best are excluded without a search of their exact rate
 FAR = 3.0
 DEARER = "bounds on its rate make it dearer than another"
@@ -107,7 +109,7 @@ class SizeSearch(OpenedDeployments):
         """Whether the best is searched in full, and no other deployment, by a bound or a search, can cost less."""
         ranked = self.ranked()
         only_dearer = not (self._stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY)
-        return only_dearer and (not ranked or self.is_sure(ranked[0].sized))
+        return only_dearer and not self._cheaper_if_exact() and (not ranked or self.is_sure(ranked[0].sized))
 
     def ranked(self) -> list[Option]:
         """Return the deployments with a rate, the best first."""
@@ -201,7 +203,9 @@ class SizeSearch(OpenedDeployments):
                 return []
             raise InvalidInput(next(fault for fault in plan.faults if fault))
         trials, earlier = open_trials(fork, plan, self._work), trial_cache(fork)
-        self._report(f"{sum(one.scenario_id in trials.able for one in candidates):,} of {len(candidates):,} fit")
+        self._report(
+            f"{sum(one.scenario_id in trials.able for one in candidates):,} of {len(candidates):,} deployments fit"
+        )
         faults: dict[str, list[dict[str, Any]]] = {}
         for fault in fork.table("deployment_faults").to_pylist():
             faults.setdefault(fault["deployment_id"], []).append(fault)
@@ -303,13 +307,31 @@ class SizeSearch(OpenedDeployments):
         while self.options:
             best = min(self.options.values(), key=lambda option: option.order)
             if not self.is_sure(best.sized):
-                self._report(f"searching the rate of {best.sized.candidate.flags['gpu']} in full")
-                self._sure.add(best.sized.candidate.scenario_id)
-                self._size(best.sized.prospect, best.sized.prospect.search.run(SURE, best.sized.highest.rate))
+                self._search_in_full(best)
             elif best.holds and (reopened := self.still_open()):
                 self._search(reopened, lambda _: self._lowest_cost())
+            elif nearly := self._cheaper_if_exact():
+                self._search_in_full(nearly[0])
             else:
                 return
+
+    def _search_in_full(self, option: Option) -> None:
+        """Search the rate of a deployment in full, beside its rough rate."""
+        self._report(f"searching the rate of {option.sized.candidate.flags['gpu']} in full")
+        rate = option.sized.prospect.search.run(SURE, option.sized.highest.rate)
+        self._sure.add(option.sized.candidate.scenario_id)
+        self._size(option.sized.prospect, rate)
+
+    def _cheaper_if_exact(self) -> list[Option]:
+        """Return deployments whose rough rate may be so much too low that they cost clearly less than the best."""
+        most, spare = self._lowest_cost() * SAME, 1.0 - self._demand.margin
+        found = []
+        for option in self.options.values():
+            if option.holds and option.evidence.chances and not self.is_sure(option.sized):
+                share = min(option.evidence.chances.share_for(self._demand.confidence) / spare, 1.0)
+                rate = DOUBT * share * option.sized.highest.rate
+                found.append((self._demand.least_cost(option.sized.candidate, rate), option.order, option))
+        return [option for cost, _, option in sorted(found, key=lambda item: item[:2]) if _is_less(cost, most)]
 
 
 def _is_less(cost: float, most: float) -> bool:

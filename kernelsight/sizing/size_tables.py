@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.python_nodes import produces, reads
+from kernelsight.escape import shell_line
 from kernelsight.measure.families import FAMILIES
 from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.launch.commands import launch_command
+from kernelsight.scenario.launch.written import PORT, ROLE_NAMES, ROLE_WORDS, ROUTERS
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
@@ -179,17 +181,34 @@ def _sentences(
 
 
 def _launch(search: SizeSearch, option: Option, model: str) -> list[str]:
-    """Return the launch commands of one instance: of its decode replicas, and of its prefill replicas."""
+    """Return the commands that launch one instance: one a replica, and the router of prefill and decode replicas."""
     sized = option.sized
     row = sized.prospect.trials.scenario(sized.candidate.scenario_id)
     deployments = {key: value for plan in search.plans for key, value in plan.deployments.items()}
     models = {row["model"]: row for row in search.forks[0].table("models").to_pylist()}
-    keys = [row["deployment_id"], *([row["prefill_deployment_id"]] if row["prefill_deployment_id"] else [])]
-    commands = []
-    for key in keys:
+    drafts = sized.candidate.flags.get("speculative_method") == "draft_model"
+    return launch_lines(row, deployments, models, model, drafts)
+
+
+def launch_lines(
+    scenario: Mapping[str, Any], deployments: Mapping[str, Any], models: Mapping[str, Any], model: str, drafts: bool
+) -> list[str]:
+    """Return the commands that launch a planned scenario; together they are read back as the same deployment.
+
+    ``deployments``, ``models``: rows by key; ``model``: as the user named it; ``drafts``: by a draft model.
+    """
+
+    def command(key: str) -> str:
         deployment = deployments[key]
-        draft = deployments.get(deployment.get("draft_deployment_id"))
-        has_draft = sized.candidate.flags.get("speculative_method") == "draft_model" and draft
-        draft_name = models[draft["model"]]["huggingface_id"] or draft["model"] if has_draft else None
-        commands.append(str(launch_command(deployment, models.get(deployment["model"]), draft_name, model)))
-    return commands
+        draft = deployments.get(deployment.get("draft_deployment_id")) if drafts else None
+        draft_name = draft and (models[draft["model"]]["huggingface_id"] or draft["model"])
+        return str(launch_command(deployment, models.get(deployment["model"]), draft_name, model))
+
+    decode, prefill = scenario["deployment_id"], scenario.get("prefill_deployment_id")
+    if not prefill:
+        return [command(decode)]
+    engine, lines = deployments[decode].get("engine") or "vllm", []
+    for role, key in (("prefill", prefill), ("decode", decode)):
+        words = [word.format(ROLE_NAMES[engine][role]) for word in ROLE_WORDS[engine]]
+        lines += [f"{command(key)} {shell_line(words)}"] * (scenario.get(f"{role}_replicas") or 1)
+    return [*lines, ROUTERS[engine].format("replica", PORT)]

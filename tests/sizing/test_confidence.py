@@ -102,7 +102,7 @@ def test_the_rate_from_which_a_candidate_is_cheaper() -> None:
 
 
 def test_effort_doubles_what_may_be_simulated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "ALLOWANCES", (7_000, 7_000, 7_000))
+    monkeypatch.setattr(search, "ALLOWANCES", (12_000, 12_000, 12_000))
     short = session.size(**ASKED)
     assert not short.complete and "--effort 2 goes on from here." in short.answer
     assert session.size(**ASKED, effort=5).complete

@@ -121,3 +121,24 @@ def test_a_launch_line_is_kept_as_flags_alone() -> None:
     line = "vllm serve Qwen/Qwen3-0.6B --api-key hush --max-num-seqs 32"
     row = question_of(QUESTION | {"flags": object_text({"launch": line}), "rate": 2.0}).as_row("q")
     assert "hush" not in str(row) and '"max_num_seqs": 32' in row["flags"]
+
+
+def test_changes_of_a_question_are_answered_beside_it(answered: Session) -> None:
+    asked = {"gpus": "h100_sxm", "slo": SLO, "max_gpus": 1, "tune": False, **FLAGS, **LOAD}
+    found = answered.size(rate=500, what_if=["traffic=2", "traffic=2,output=2"], **asked)
+    assert [one["change"] for one in found.what_if] == ["traffic=2", "traffic=2,output=2"]
+    twice, longer = (one["rows"][0] for one in found.what_if)
+    assert twice["served"] == 1000.0 == longer["served"] and twice["instances"] >= 2 * found.chosen["instances"] - 1
+    assert longer["rate"] < twice["rate"] == found.chosen["rate"] and found.as_dict()["what_if"] == found.what_if
+    assert found.what_if[0]["answer"] == answered.size(rate=1000, **asked).answer
+    rows = found.sql("select question_id, gpus from sized_deployments where place = 1 order by gpus").fetchall()
+    assert len(rows) == 3 and found.table("size_answers").num_rows == 3
+    for change, words in (
+        ("trafic=2", "trafic"),
+        ("users=2", "changes what the question does not state"),
+        ("prompt=0", "what_if prompt"),
+        ("prompt", "prompt"),
+        ("output=nan", "output"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            answered.size(rate=500, what_if=change, **asked)

@@ -90,7 +90,12 @@ def size_page(answer: Mapping[str, Any], heads: Mapping[str, str]) -> Page:
     for row in rows:
         if row["not_measured"]:
             not_measured.setdefault(row["gpu"], row["not_measured"])
-    launch = [line for command in answer["launch"] for line in command.split("\n")]
+    counts = Counter(answer["launch"])
+    launch = [
+        f"{counts[command]} × {line}" if counts[command] > 1 and not number else line
+        for command in counts
+        for number, line in enumerate(command.split("\n"))
+    ]
     reasons = Counter(_kind(row["reason"]) for row in answer["left_out"])
     left_out = [
         {"gpu": row["gpu"], "TP": row["tensor_parallel_size"], "why": row["reason"]} for row in answer["left_out"]
@@ -103,6 +108,7 @@ def size_page(answer: Mapping[str, Any], heads: Mapping[str, str]) -> Page:
         tables=[
             Table(rows=shown, expendable=EXPENDABLE, most=MOST_SHOWN, more="more; -o FILE keeps all", first=True),
             Table(rows=_day_rows(day) if day else ()),
+            Table("what if:" if answer.get("what_if") else "", _changed_rows(answer)),
             Table("not measured:" if rows else "", lines=[f"  {gpu}: {text}" for gpu, text in not_measured.items()]),
         ],
         evidence=[
@@ -111,6 +117,16 @@ def size_page(answer: Mapping[str, Any], heads: Mapping[str, str]) -> Page:
         ],
         repeat=["one instance:", *launch] if launch else (),
     )
+
+
+def _changed_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the first deployment of the question and of each of its changes."""
+    asked = [{"change": "as asked", "rows": answer["rows"]}, *answer.get("what_if", ())]
+    names = {"GPUs": "gpus", "gpu": "gpu", "TP": "tensor_parallel_size", "inst.": "instances", "$/h": "price_per_hour"}
+    names |= {"prefill": "prefill_replicas", "decode": "decode_replicas", "sure": "probability"}
+    best = [(one["change"], one["rows"][0] if one["rows"] else {}) for one in asked]
+    shown = [head for head, name in names.items() if any(row.get(name) is not None for _, row in best)]
+    return [{"change": change} | {head: row.get(names[head]) for head in shown} for change, row in best]
 
 
 def _day_rows(day: dict[str, Any]) -> list[dict[str, Any]]:

@@ -49,8 +49,11 @@ def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
             )
         return read_command(commands[0], read_files)
     roles = {_role(command): command for command in commands}
-    if len(commands) == 2 and set(roles) == set(POOLS):
-        return _disaggregated(*(read_command(roles[name], read_files, f"{name}_replicas") for name in POOLS))
+    equal = all(command.words == roles[_role(command)].words for command in commands)
+    if set(roles) == set(POOLS) and (len(commands) == 2 or equal):
+        counts = {name: sum(_role(command) == name for command in commands) for name in POOLS}
+        pools = (read_command(roles[name], read_files, f"{name}_replicas") for name in POOLS)
+        return _disaggregated(*pools, *counts.values())
     which = "choose one with" if text.startswith("@") else "write the text to a file, and choose one with"
     place = text if text.startswith("@") else "@FILE"
     raise InvalidInput(
@@ -132,14 +135,17 @@ def _stated_role(command: Command) -> str | None:
     return next((role for role, signs in SIGNS.items() if any(sign in text for sign in signs)), None)
 
 
-def _disaggregated(prefill: LaunchLine, decode: LaunchLine) -> LaunchLine:
-    """Return one launch line from those of prefill and decode replicas: decode flags, and prefill flags that differ."""
+def _disaggregated(prefill: LaunchLine, decode: LaunchLine, prefills: int = 1, decodes: int = 1) -> LaunchLine:
+    """Return one launch line from those of prefill and decode replicas: decode flags, and prefill flags that differ.
+
+    ``prefills``, ``decodes``: equal commands of each, a replica each.
+    """
     if prefill.engine != decode.engine:
         raise InvalidInput("the prefill and the decode replicas of the launch text are of different engines; give one.")
     prefill, decode = _with_expert_size(prefill), _with_expert_size(decode)
     flags = dict(decode.flags)
-    for name, line in (("prefill_replicas", prefill), ("decode_replicas", decode)):
-        flags[name] = line.flags.get(name, 1)
+    for name, line, count in (("prefill_replicas", prefill, prefills), ("decode_replicas", decode, decodes)):
+        flags[name] = count * line.flags.get(name, 1)
     words = [word._replace(words=f"decode: {word.words}") for word in decode.words if not _states_role(word)]
     for name, decode_name in PREFILL_FLAGS.items():
         if decode_name in decode.flags and decode_name not in prefill.flags:
