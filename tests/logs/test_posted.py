@@ -51,6 +51,8 @@ FACTS = {
     "llmperf_summary.json": (1, 100, 549.4, 148.8, None, 8, {"ttft_ms": 75.0, "e2e_ms": 1440.0}),
     "hf.json": (1, 240, 200, 200, 2.0, 128, {"ttft_ms": 25.1, "tpot_ms": 8.2, "e2e_ms": 1640.0}),
     "hf.txt": (1, 240, 200, 200, 1.99, None, {"ttft_ms": 25.1, "itl_ms": 8.2, "e2e_ms": 1640.0}),
+    "aiperf.txt": (1, 711, 10, 42.83, 255.54, None, {"ttft_ms": 18.26, "tpot_ms": 11.23, "e2e_ms": 487.3}),
+    "evalscope.txt": (1, 100, 205, 205, None, 10, {"ttft_ms": 120.0, "tpot_ms": 24.0, "e2e_ms": 4900.0}),
     "prefixed.log": (1, 100, 512, 128, 100 / 25.01, None, {"ttft_ms": 40.0, "tpot_ms": 8.8}),
 }
 
