@@ -1,11 +1,12 @@
 """Errors and limits of `kernelsight serve` as measured by clients: times against `simulate`, streams, memory, floods.
 
-    python benches/server.py [--parts times,kept,many,steps] [--speed X] [--streams N] [--record]
+    python benches/server.py [--parts times,kept,many,held,steps] [--speed X] [--streams N] [--record]
 
 The client (`server_client.py`) connects to the command over this machine's sockets. Times are scaled back by the speed;
 `late` is the delay of the client's own timer, which no server can avoid. `times`: percentiles of TTFT, ITL and E2E, and
 the cause that `compare` finds in the client's log; `kept`: the most streams with correct times at speed 1; `many`:
-10,000 requests with clients that disconnect or read slowly, then a flood; `steps`: batches per second of `step_time`.
+10,000 requests with clients that disconnect or read slowly, then a flood; `held`: 1,100 half-sent requests and 256
+clients that stop reading; `steps`: batches per second of `step_time`.
 """
 
 from __future__ import annotations
@@ -217,6 +218,40 @@ def flood(count: int) -> dict[str, Any]:
     return {"sent": count, "room": DEPLOYMENT["max_num_seqs"] + 128, **counts, "memory_mb": memory}
 
 
+def held(count: int, slow: int) -> dict[str, Any]:
+    """Return what a server does beside ``count`` half-sent requests and ``slow`` clients that stop reading for 10 s.
+
+    Its memory in MiB before, meanwhile and after, the seconds in which /health answers, and the requests left behind.
+    """
+
+    async def beside(server: Running) -> tuple[float, float, list[Response]]:
+        half = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(count)]
+        for _, writer in half:
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: 1000\r\n\r\n{")
+        random = np.random.default_rng(0)
+        streams = [asyncio.ensure_future(send_completion(server.port, Request(24, 2000, pause_s=10.0), random))
+                   for _ in range(slow)]  # fmt: skip
+        await asyncio.sleep(5.0)
+        began = time.perf_counter()
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/health") as page:
+            page.read()
+        health_s, memory = time.perf_counter() - began, server.memory_mb()
+        responses = await asyncio.gather(*streams)
+        for _, writer in half:
+            writer.close()
+        await asyncio.sleep(1.0)
+        return health_s, memory, responses
+
+    with serving(100.0, "--max-waiting-requests", "128") as server:
+        before_mb = server.memory_mb()
+        health_s, meanwhile_mb, responses = asyncio.run(beside(server))
+        left_behind = server.metric("num_requests_running{") + server.metric("num_requests_waiting{")
+        memory = [before_mb, meanwhile_mb, server.memory_mb()]
+    whole = sum(each.whole for each in responses)
+    return {"half_open": count, "slow": slow, "whole": whole, "health_s": health_s, "memory_mb": memory,
+            "left_behind": left_behind}  # fmt: skip
+
+
 def steps() -> dict[str, Any]:
     """Return the batches per CPU-second of the object of `session.step_times` and of `ks.step_time`, in single calls.
 
@@ -247,7 +282,7 @@ def steps() -> dict[str, Any]:
 def main() -> None:
     """Run the named parts and print their figures; record them with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--parts", default="times,kept,many,steps")
+    parser.add_argument("--parts", default="times,kept,many,held,steps")
     parser.add_argument("--speed", type=float, default=0.05, help="of `times`")
     parser.add_argument("--streams", type=int, default=256, help="of `times`")
     parser.add_argument("--most", type=int, default=512, help="streams of `kept`")
@@ -260,6 +295,7 @@ def main() -> None:
             "times": lambda: times(session, arguments.speed, arguments.streams, Path(folder)),
             "kept": lambda: kept(session, arguments.most, Path(folder)),
             "many": lambda: many(arguments.requests),
+            "held": lambda: held(1100, 256),
             "steps": steps,
         }
         for name in arguments.parts.split(","):

@@ -20,8 +20,6 @@ from kernelsight.files.bounded_files import read_bytes
 from kernelsight.files.budget import ROWS
 
 SUFFIX = ".journal"
-# first bytes of an Arrow IPC stream, which journals of measurements were before they were lines of JSON
-_ARROW = b"\xff\xff\xff\xff"
 
 
 def journal_path(target: Path) -> Path:
@@ -82,21 +80,12 @@ class Journal:
         self.close()
 
 
-def read_journal(path: Path, kind: str, *, without_sums: bool = False) -> Records:
-    """Read a journal of a kind up to its first damaged line; InvalidInput: it is not a journal of that kind.
-
-    ``without_sums``: lines without checksums, as earlier versions wrote them for this kind, are read too.
-    """
+def read_journal(path: Path, kind: str) -> Records:
+    """Read a journal of a kind up to its first damaged line; InvalidInput: it is not a journal of that kind."""
     data = read_bytes(path, lambda records: InvalidInput(f"the journal {path} {records}; use another -o FILE."), ROWS)
-    if data.startswith(_ARROW):
-        raise InvalidInput(
-            f"the journal {path} was written by an earlier version, as an Arrow stream; finish it with that version, "
-            "or use another -o FILE."
-        )
     records: list[dict[str, Any]] = []
-    checked = not (without_sums and data.startswith(b"{"))
     for line in data.split(b"\n")[:-1]:
-        record = _parsed(line, checked)
+        record = _parsed(line)
         if record is None:
             break
         records.append(record)
@@ -115,10 +104,10 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value.tolist()
 
 
-def _parsed(line: bytes, checked: bool) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     """Return the record of a line; None where the line is damaged."""
-    checksum, _, text = line.partition(b" ") if checked else (b"", b"", line)
-    if checked and checksum != b"%08x" % zlib.crc32(text):
+    checksum, _, text = line.partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(text):
         return None
     try:
         record = json.loads(text)

@@ -105,8 +105,8 @@ def open_file(path: str | os.PathLike[str], refuse: Refuse, budget: Budget = LOG
     file = os.fdopen(handle, "rb")
     try:
         if stat.S_ISREG(os.fstat(handle).st_mode):
-            file.peek(1)
-            file.seek(0)  # files of /proc that are streams cannot
+            if hasattr(os, "pread"):
+                os.pread(handle, 1, 0)  # files of /proc that are streams cannot, or have nothing yet
             return file
     except OSError as problem:
         file.close()

@@ -6,6 +6,7 @@ and what is unpacked is counted as it is read: texts while they are still number
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
@@ -45,15 +46,11 @@ def read_source(
     """Read a Parquet file, or its bytes in memory, of ``size`` bytes, as :func:`read_parquet` does."""
     import pyarrow as pa
 
-    try:
+    with _faults(refuse):
         schema, batches = _bounded(source, size, refuse, columns)
         table = pa.Table.from_batches(list(batches), schema).select(columns or schema.names)
         table.validate(full=True)  # the reader accepts text that is not UTF-8
         _ = table.column_names  # in names too
-    except MemoryError:
-        raise refuse(TOO_MUCH_MEMORY) from None
-    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as problem:
-        raise refuse(unreadable(problem)) from None
     return table
 
 
@@ -61,29 +58,34 @@ def check_parquet(
     source: str | os.PathLike[str] | pa.Buffer, size: int, refuse: Refuse, columns: Collection[str] | None = None
 ) -> None:
     """Check what the columns of a Parquet file unpack to, for another reader; the error says by how much it is more."""
-    import pyarrow as pa
-
-    try:
+    with _faults(refuse):
         for _ in _bounded(source, size, refuse, columns, only_doubtful=True)[1]:
             pass
-    except MemoryError:
-        raise refuse(TOO_MUCH_MEMORY) from None
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        raise refuse(unreadable(problem)) from None
 
 
-def read_schema(path: str | os.PathLike[str], refuse: Refuse) -> pa.Schema:
-    """Read the schema of a Parquet file alone; see :func:`read_parquet`."""
-    import pyarrow as pa
+def read_schema(source: str | os.PathLike[str] | pa.Buffer, refuse: Refuse) -> pa.Schema:
+    """Read the schema of a Parquet file, or of its bytes in memory, alone; see :func:`read_parquet`."""
     import pyarrow.parquet as pq
 
-    check_file(path, refuse)
-    try:
-        schema = pq.read_schema(path)
+    if isinstance(source, str | os.PathLike):
+        check_file(source, refuse)
+    with _faults(refuse):
+        schema = pq.read_schema(source)
         _ = schema.names
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        raise refuse(unreadable(problem)) from None
     return schema
+
+
+@contextlib.contextmanager
+def _faults(refuse: Refuse) -> Iterator[None]:
+    """Raise the error of ``refuse`` for what Arrow cannot read."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except MemoryError:
+        raise refuse(TOO_MUCH_MEMORY) from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as problem:
+        raise refuse(unreadable(problem)) from None
 
 
 def unreadable(problem: Exception) -> str:

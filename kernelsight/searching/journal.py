@@ -42,7 +42,7 @@ def open_journal(path: Path, header: str, resume: bool) -> tuple[Journal, list[d
     if path.exists():
         if not resume:
             raise InvalidInput(f"{path} holds a search that did not finish; --resume continues it, or remove the file.")
-        stored_header, earlier = read_journal(path, KIND, without_sums=True)
+        stored_header, earlier = read_journal(path, KIND)
         if stored_header != header:
             raise InvalidInput(
                 f"{path} belongs to another search: scenario or measurements differ; use the same flags and files, or "

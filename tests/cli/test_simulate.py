@@ -239,7 +239,7 @@ def test_files_that_are_no_trace(refusal, tmp_path):
         (b"", "the file is empty."),
         (b"a,b\n1,2\n", "unknown format with 2 fields: none with the name of a known one. Map them: --columns "),
         (b"prompt_tokens,output_tokens\n1,2\n", "fields of the KernelSight format are missing: arrival_s."),
-        (b"PAR1junk", "it is not a complete Parquet file"),
+        (b"PAR1junk", "the file cannot be read as Parquet"),
         (b"\x1f\x8bjunk", "it cannot be decompressed"),
         (b'{"arrival_s": 0\n', "line 1: not a JSON object"),
     ):

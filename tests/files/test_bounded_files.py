@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import sqlite3
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from kernelsight.files.bounded_files import (
     within_ratio,
 )
 from kernelsight.files.budget import Budget
+from kernelsight.files.sqlite_files import query_sqlite
 from tests.conftest import random_worlds
 from tests.special_files import SPECIAL, special_file
 
@@ -160,3 +163,18 @@ def test_small_files_may_unpack_to_a_limit_of_their_own() -> None:
     pieces = [b"a" * (1 << 20)] * 17
     assert refused(lambda: list(within_ratio(pieces, 10, refuse))).startswith("unpacks to more than 16 MiB")
     assert len(list(within_ratio(pieces, 1 << 20, refuse))) == 17
+
+
+def test_a_query_of_a_file_ends_with_the_work_that_its_size_explains(tmp_path: Path, in_time: None) -> None:
+    path = tmp_path / "profile.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table rows as with recursive n(i) as (select 1 union all select i + 1 from n "
+                           "where i < 9999) select i from n")  # fmt: skip
+        connection.execute("create view endless as with recursive n(i) as (select 1 union all select i + 1 from n) "
+                           "select i from n")  # fmt: skip
+    connection.close()
+    assert query_sqlite(path, "select count(*) from rows", refuse) == [(9999,)]
+    begin = time.process_time()
+    assert refused(query_sqlite, path, "select count(*) from endless", refuse).startswith("needs far more work than")
+    assert time.process_time() - begin < 20.0  # a tenth of a second, or without end
+    assert refused(query_sqlite, path, "select * from none", refuse) == "cannot be asked (no such table: none)"

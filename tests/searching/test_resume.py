@@ -71,19 +71,6 @@ def test_a_line_that_was_half_written_is_measured_again(tmp_path):
     assert len(later) == 30 - 11
 
 
-def test_a_journal_of_an_earlier_version_goes_on(tmp_path):
-    """Its lines had no check sum."""
-    killed, _ = counting(12)
-    target = tmp_path / "run.duckdb"
-    with pytest.raises(Killed):
-        search(made_tables(), SCENARIO, killed, target)
-    path = journal_path(target)
-    path.write_text("".join(line[9:] for line in path.read_text().splitlines(keepends=True)))
-    again, later = counting()
-    search(made_tables(), SCENARIO, again, target, resume=True)
-    assert len(later) == 30 - 12
-
-
 def test_a_journal_of_another_search_is_refused(tmp_path):
     killed, _ = counting(7)
     target = tmp_path / "run.duckdb"

@@ -5,7 +5,6 @@ Arrow reads the files in bulk. The line of an error, which Arrow does not report
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import json
@@ -21,8 +20,9 @@ import pyarrow.json
 from kernelsight import errors
 from kernelsight.errors import shown
 from kernelsight.files.bounded_files import pieces_of, read_bytes, unpacked, within_ratio
+from kernelsight.files.bounded_values import without_repeats
 from kernelsight.files.budget import WHOLE
-from kernelsight.files.parquet_files import read_source
+from kernelsight.files.parquet_files import read_schema, read_source
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise
 
 ZSTD_PIECE = 1 << 20
@@ -70,17 +70,11 @@ def _too_dense(path: Path, problem: str) -> errors.InvalidInput:
 
 
 def _read_parquet(path: Path, data: bytes, columns: str | None) -> RawTrace:
-    import pyarrow.parquet as pq  # imported here: it takes longer than drawing a synthetic load
-
     def refuse(problem: str) -> errors.InvalidInput:
         return errors.trace_unusable(path, f"the file {problem}", "Give a complete trace of a size that can be served.")
 
     buffer = pa.py_buffer(data)
-    try:
-        names = pq.read_schema(buffer).names
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        what = f"it is not a complete Parquet file ({_first_line(problem)})"
-        raise errors.trace_unusable(path, what, DAMAGED) from None
+    names = read_schema(buffer, refuse).names
     trace_format = recognise(path, names, columns)
     columns = read_source(buffer, len(data), refuse, [field for field in trace_format.fields() if field in names])
     return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
@@ -117,7 +111,7 @@ def _read_csv(path: Path, data: bytes, columns: str | None) -> RawTrace:
             ),
         )
     except pa.ArrowException as problem:
-        raise _unreadable_text(path, data, problem) from None
+        raise errors.trace_unusable(path, f"it cannot be read ({_first_line(problem)})", "Correct the file.") from None
     raw = RawTrace(path, trace_format, columns, place)
     if ragged:
         row, fault = ragged[0]
@@ -127,13 +121,12 @@ def _read_csv(path: Path, data: bytes, columns: str | None) -> RawTrace:
 
 def _refuse_other_encodings(path: Path, data: bytes) -> None:
     """Raise InvalidInput for bytes that are not UTF-8: Arrow cannot show such a row to its handler."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for start in range(0, len(data), 1 << 24):
-            decoder.decode(data[start : start + (1 << 24)])
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as problem:
-        raise _unreadable_text(path, data, problem) from None
+    for line, text in enumerate(() if data.isascii() else io.BytesIO(data), start=1):
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            advice = "Write the file as UTF-8."
+            raise errors.trace_place_unusable(path, f"line {line}", "it is not valid UTF-8", advice) from None
 
 
 def _csv_header(data: bytes) -> list[str]:
@@ -143,16 +136,6 @@ def _csv_header(data: bytes) -> list[str]:
         return next(csv.reader([start]))
     except csv.Error:  # not CSV: report the line as one field
         return [start]
-
-
-def _unreadable_text(path: Path, data: bytes, problem: Exception) -> errors.InvalidInput:
-    """Build the error for text that Arrow cannot read: with the line, if it is not UTF-8."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as bad:
-        line = data[: bad.start].count(b"\n") + 1
-        return errors.trace_place_unusable(path, f"line {line}", "it is not valid UTF-8", "Write the file as UTF-8.")
-    return errors.trace_unusable(path, f"it cannot be read ({_first_line(problem)})", "Correct the file.")
 
 
 def _first_line(problem: Exception) -> str:
@@ -182,17 +165,11 @@ def _read_json_lines(path: Path, data: bytes, columns: str | None) -> RawTrace:
 
 def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict]]:
     """Yield (line number, object) of each line that is not blank."""
-
-    def distinct(pairs: list[tuple[str, object]]) -> dict:
-        if len({key for key, _ in pairs}) < len(pairs):
-            raise ValueError("duplicate field")
-        return dict(pairs)
-
     for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line, object_pairs_hook=distinct)
+            value = json.loads(line, object_pairs_hook=without_repeats)
         except (ValueError, RecursionError) as problem:
             what = f"not a JSON object ({_first_line(problem)})"
             raise errors.trace_place_unusable(path, f"line {number}", what, CORRECT_LINE) from None

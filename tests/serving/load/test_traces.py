@@ -283,7 +283,7 @@ def test_files_that_cannot_be_opened(written, tmp_path):
     for compress, kept in whole.items():
         damaged = compress((OWN + "0,1,1\n" * 1000).encode())[:-kept]
         assert "it cannot be decompressed" in refused(written(damaged))
-    assert "it is not a complete Parquet file" in refused(written(as_parquet(own_columns([]))[:-9]))
+    assert "the file cannot be read as Parquet" in refused(written(as_parquet(own_columns([]))[:-9]))
     assert refused(written(OWN + "0,1,1\n"), limit=0) == ": the limit is 0 requests. Use a limit of at least 1."
 
 
@@ -427,7 +427,10 @@ JSON_LINES = {  # the second line is the faulty one
     "cut off": ('{"timestamp": 1,', "not a JSON object (Expecting property name"),
     "two objects": (MOONCAKE_LINE.strip() * 2, "not a JSON object (Extra data"),
     "an array": ("[1, 2]", "a JSON list instead of an object. Write one object per line"),
-    "repeated field": ('{"timestamp": 1, "timestamp": 2}', "not a JSON object (duplicate field). Correct"),
+    "repeated field": (
+        '{"timestamp": 1, "timestamp": 2}',
+        "not a JSON object ('timestamp' occurs twice; keep one)",
+    ),
     "text for a number": (MOONCAKE_LINE.replace("513", '"513"'), "input_length is '513' instead of a number. Correct"),
     "true for a number": (MOONCAKE_LINE.replace("513", "true"), "input_length is True instead of a number. Correct"),
     "missing": ('{"timestamp": 1, "input_length": 3}', "output_length is missing, but must be a whole number"),
