@@ -47,7 +47,7 @@ def evidence_of(
 
 
 def kernels_served(step_cost_uses: pa.Table, knot_evidence: pa.Table) -> list[tuple[dict[str, Any], list[dict]]]:
-    """Return for each scenario and deployment, by name, family, tier, evidence and gpu_us of the kernels that it ran."""
+    """Return for each scenario and deployment, family, tier, evidence and gpu_us of what it ran."""
     owners, owner = combinations(step_cost_uses, ["scenario_id", "deployment_id"])
     words, word = combinations(knot_evidence, ["family", "tier", "evidence"])
     keys = pc.unique(knot_evidence["deployment_id"])
