@@ -103,20 +103,22 @@ def predicted(
     versions = pack_table(rows_of_medians(family, medians(left.filter(~_hidden(left, pair)))))
     gpus = sorted(set(seen["gpu"].to_list()))
     counts = pack_table(_choices_without(family, sweep, gpus, pair))
-    both = pair["both"]
-    kernels = chosen(family, pair, both, counts)
-    has_heads = FAMILIES[family].by_head_dim
-    cells = both.select(["dtype", *(["head_dim"] if has_heads else [])]).rows()
+    key = ["dtype", "math", "distribution", *shape_columns(family)]
+    is_before = (seen["engine"] == pair["engine"]) & (seen["gpu"] == pair["gpu"])
+    calls = seen.filter(is_before & (seen["engine_version"] == pair["from"]))
+    calls = calls.join(pair["both"].select(key), on=key, how="semi", nulls_equal=True)
+    kernels = chosen(family, pair, calls, counts)
+    cells = calls.select(["dtype", *(["head_dim"] if FAMILIES[family].by_head_dim else [])]).rows()
     new = [kernels[cell] for cell in cells]
-    swapped = np.array([old != name for old, name in zip(both["implementation"].to_list(), new, strict=True)])
-    change, drift = np.zeros(both.height), 0.1
+    swapped = np.array([old != name for old, name in zip(calls["implementation"].to_list(), new, strict=True)])
+    change, drift = np.zeros(calls.height), 0.1
     for name, cell in set(zip(new, cells, strict=True)):
         kernel = {"engine": pair["engine"], "implementation": name, "dtype": cell[0]}
         before, after = (version_at(versions, family, kernel, pair["gpu"], pair[end]) for end in ("from", "to"))
         own = [number for number, both_words in enumerate(zip(new, cells, strict=True)) if both_words == (name, cell)]
         change[own], drift = after.logs[1] - before.logs[1], max(after.log_sd, 0.03)
     if swapped.any():
-        change += np.where(swapped, _swap(family, both, new, pair, seen), 0.0)
+        change += np.where(swapped, _swap(family, calls, new, seen), 0.0)
     sd = OWN_SD * np.sqrt(2.0 * (1.0 - COMMON)) if swapped.mean() > 0.5 else drift
     return float(np.median(change)), float(sd), bool(swapped.mean() > 0.5)
 
@@ -141,22 +143,14 @@ def _choices_without(family: str, sweep: Path, gpus: list[str], pair: dict[str, 
     ]  # fmt: skip
 
 
-def _swap(family: str, both: pl.DataFrame, new: list[str], pair: dict[str, Any], seen: pl.DataFrame) -> np.ndarray:
-    """Return log(time of the new kernel / of the old one) on the GPU, by constants fitted to the rows that are seen."""
+def _swap(family: str, calls: pl.DataFrame, new: list[str], seen: pl.DataFrame) -> np.ndarray:
+    """Return log(time of the new kernel / of the old one) of calls, by constants fitted to the rows that are seen."""
     table = to_learn(family, seen.to_arrow())
     model = FAMILIES[family].latency_model
     pack = pack_table(fit_family(family, model, table, *TABLES, "seen rows"))
-    columns = [name for name in table.column_names if name not in ("engine", "gpu", "engine_version", "implementation")]
-    base = both.with_columns(latency_us=pl.col("latency_us").exp()).select(
-        [name for name in columns if name in both.columns]
-    )
-    missing = {name: pl.lit(None).cast(seen.schema[name]) for name in columns if name not in base.columns}
-    fixed = {name: pl.lit(pair[key]) for name, key in (("engine", "engine"), ("gpu", "gpu"), ("engine_version", "to"))}
-    us = []
-    for names in (both["implementation"].to_list(), new):
-        frame = base.with_columns(**missing, **fixed, implementation=pl.Series(names)).select(table.column_names)
-        us.append(predict_family(family, model, frame.to_arrow().cast(table.schema), pack, *TABLES))
-    return np.log(us[1] / us[0])
+    sides = (calls, calls.with_columns(implementation=pl.Series(new)))
+    old_us, new_us = (predict_family(family, model, side.to_arrow(), pack, *TABLES) for side in sides)
+    return np.log(new_us / old_us)
 
 
 def main() -> None:

@@ -105,11 +105,6 @@ class LaunchLine(NamedTuple):
         return lines
 
 
-def _cut(text: str) -> str:
-    """Return a note cut between words to LONGEST_NOTE characters."""
-    return text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 2].rsplit(' ', 1)[0]} …"
-
-
 def _used(words: tuple[Word, ...]) -> str:
     used = [word for word in words if word.effect == "used"]
     words_used = [
