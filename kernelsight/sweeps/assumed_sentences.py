@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.kernels.portability import danger_sentences, in_danger
 from kernelsight.number_format import percent
+from kernelsight.serving.breakdown.served_labels import kernels_served
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-
-# GPU time of the steps that a scenario ran, by what its kernels rest on
-SERVED_QUERY = """
-select family, evidence, sum(round(weight * gpu_us * 1e3)::hugeint) / 1e3 as gpu_us
-from step_cost_uses join knot_evidence using (deployment_id, step_shape_id) group by all order by all
-"""
 
 
 def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -30,7 +25,8 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
         f"{percent(share, 1)} of the time: {sentence}" if share else sentence
         for sentence, share in sorted(share_of.items(), key=lambda item: -item[1])
     ]
-    served = session.query(SERVED_QUERY).to_pylist()
+    uses = (session.table(name) for name in ("step_cost_uses", "knot_evidence"))
+    served = [row for _, kernels in kernels_served(*uses) for row in kernels]
     sentences = danger_sentences(in_danger(served, lambda: session.table("eta_portability"))) + sentences
     transfers = [item["assumed"] for item in session.table("kv_transfers").to_pylist()]
     transfers += [item["assumed"] for item in session.table("kv_tier_settings").to_pylist()]

@@ -15,6 +15,8 @@ from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, extra_
 from kernelsight.files.bounded_values import read_json
 from kernelsight.scenario.objectives import interval_columns
 from kernelsight.scenario.plan import give_plan
+from kernelsight.serving.costs.knots import FEW_DEPLOYMENTS
+from kernelsight.serving.load.requests import LOAD_COLUMNS
 from kernelsight.sweeps.percentiles import with_percentiles
 
 if TYPE_CHECKING:
@@ -53,16 +55,21 @@ def split(
     percentiles: tuple[str, ...] = (),
     intervals: bool = False,
 ) -> list[Partition]:
-    """Split a plan into partitions of at most ``requests`` requests: whole deployments, or parts of a larger one."""
+    """Split a plan into partitions of at most ``requests`` requests: whole deployments, or parts of a larger one.
+
+    Of few deployments, a partition has all, and whole loads: a load that several partitions share is drawn in each.
+    """
     sizes = _sizes(plan)
-    rows: dict[str, list[dict[str, Any]]] = {}
+    few = len({row["deployment_id"] for row in plan.planned}) <= FEW_DEPLOYMENTS
+    rows: dict[Any, list[dict[str, Any]]] = {}
     for scenario in sorted(plan.planned, key=lambda row: (row["deployment_id"], row["scenario_id"])):
-        rows.setdefault(scenario["deployment_id"], []).append(scenario)
+        shared = tuple(map(scenario.get, LOAD_COLUMNS)) if few else scenario["deployment_id"]
+        rows.setdefault(shared, []).append(scenario)
     groups: list[list[dict[str, Any]]] = [[]]
     size_so_far, deployments = 0, 0
     for scenarios in rows.values():
         deployment_size = sum(sizes[row["scenario_id"]] for row in scenarios)
-        if groups[-1] and (size_so_far + deployment_size > requests or deployments == DEPLOYMENTS):
+        if groups[-1] and (size_so_far + deployment_size > requests or (deployments == DEPLOYMENTS and not few)):
             groups.append([])
             size_so_far = deployments = 0
         deployments += 1

@@ -108,7 +108,7 @@ def size_page(answer: Mapping[str, Any], heads: Mapping[str, str]) -> Page:
         tables=[
             Table(rows=shown, expendable=EXPENDABLE, most=MOST_SHOWN, more="more; -o FILE keeps all", first=True),
             Table(rows=_day_rows(day) if day else ()),
-            Table("what if:" if answer.get("what_if") else "", _changed_rows(answer)),
+            Table("what if:", _changed_rows(answer)) if answer.get("what_if") else Table(),
             Table("not measured:" if rows else "", lines=[f"  {gpu}: {text}" for gpu, text in not_measured.items()]),
         ],
         evidence=[

@@ -39,6 +39,15 @@ def evidence_of(
     step_cost_uses: pa.Table, knot_evidence: pa.Table, host_evidence: pa.Table, assumed_families: pa.Table
 ) -> list[dict[str, Any]]:
     """Data behind each component of the steps that a scenario ran: the kernels of every knot, weighted by its uses."""
+    host_of = {row.pop("deployment_id"): {**row, "component": "host"} for row in host_evidence.to_pylist()}
+    assumed, rows = set(assumed_families["family"].to_pylist()), []
+    for own, spent in kernels_served(step_cost_uses, knot_evidence):
+        rows += [{**own, **row} for row in (*component_rows(spent, assumed), host_of[own["deployment_id"]])]
+    return rows
+
+
+def kernels_served(step_cost_uses: pa.Table, knot_evidence: pa.Table) -> list[tuple[dict[str, Any], list[dict]]]:
+    """Return for each scenario and deployment, family, tier, evidence and gpu_us of what it ran."""
     owners, owner = combinations(step_cost_uses, ["scenario_id", "deployment_id"])
     words, word = combinations(knot_evidence, ["family", "tier", "evidence"])
     keys = pc.unique(knot_evidence["deployment_id"])
@@ -55,9 +64,7 @@ def evidence_of(
         row = order[place]
         times += np.bincount(owner[use] * len(words) + word[row], weight[use] * knot_us[row], times.size)
     times = times.reshape(len(owners), len(words))
-    host_of = {row.pop("deployment_id"): {**row, "component": "host"} for row in host_evidence.to_pylist()}
-    assumed, rows = set(assumed_families["family"].to_pylist()), []
-    for own, own_times in zip(owners, times, strict=True):
-        spent = [{**words[code], "gpu_us": own_times[code]} for code in np.flatnonzero(own_times > 0.0).tolist()]
-        rows += [{**own, **row} for row in (*component_rows(spent, assumed), host_of[own["deployment_id"]])]
-    return rows
+    return [
+        (own, [{**words[code], "gpu_us": own_times[code]} for code in np.flatnonzero(own_times > 0.0).tolist()])
+        for own, own_times in zip(owners, times, strict=True)
+    ]
