@@ -66,13 +66,20 @@ def positions(values: pa.ChunkedArray | pa.Array, among: pa.ChunkedArray | pa.Ar
     return pc.index_in(values, among).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def dictionary_of(values: pa.Array | Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
-    """Return a dictionary-encoded string column, (rows,), from its distinct values and the code of each row.
+def dictionary_of(values: pa.Array | Sequence[str | None], codes: np.ndarray) -> pa.DictionaryArray:
+    """Return a dictionary-encoded string column, (rows,), from its values and the code of each row.
 
-    >>> dictionary_of(["a", "b"], np.array([1, 0, 1])).to_pylist()
-    ['b', 'a', 'b']
+    A missing value is a null of the rows: Arrow cannot join columns whose dictionaries hold nulls.
+
+    >>> dictionary_of(["a", None, "b"], np.array([2, 0, 1])).to_pylist()
+    ['b', 'a', None]
     """
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(values, pa.string()))
+    words = pa.array(values, pa.string())
+    if words.null_count:
+        known = np.cumsum(words.is_valid().to_numpy(zero_copy_only=False)) - 1
+        missing = words.is_null().to_numpy(zero_copy_only=False)[codes]
+        return pa.DictionaryArray.from_arrays(pa.array(known[codes], pa.int32(), mask=missing), words.drop_null())
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), words)
 
 
 def strings_of(values: Sequence[str | None], codes: np.ndarray) -> pa.Array:

@@ -12,8 +12,8 @@ from typing import Any
 
 from kernelsight.kernels.engine_versions import HALF_OF_90, version_key
 
-# estimated: standard deviation of the logarithm of (measured / predicted) change of one kernel between two versions that
-# were both measured, and where one was not; set by hand, benches/versions.py shows how often such intervals hold
+# estimated: standard deviation of the logarithm of (measured / predicted) change of one kernel between two versions,
+# both measured, and one of them not; set by hand, benches/versions.py shows how often such intervals hold
 BOTH_MEASURED, ONE_MEASURED = 0.03, 0.08
 # estimated: share of the errors of two kernels that replace each other on one GPU that is common to both
 COMMON = 0.5

@@ -86,7 +86,15 @@ def test_a_small_sweep_of_one_family_is_fitted_without_naming_it(
     calibrate_fit.run(words(write(tmp_path / "sweep.parquet", sound()), target))
     rows = read_pack(target).to_pylist()
     assert {row["family"] for row in rows} == {"gemm"}
-    assert {row["part"] for row in rows} == {"constant", "choice", "correction", "interval", "nearby", "version"}
+    assert {row["part"] for row in rows} == {
+        "constant",
+        "choice",
+        "correction",
+        "interval",
+        "nearby",
+        "portability",
+        "version",
+    }
     # one GPU is one generation: no fit without it
     assert {row["without"] for row in rows} == {None}
     counted = [row for row in rows if row["part"] == "choice"]

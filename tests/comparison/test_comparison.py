@@ -127,7 +127,7 @@ def test_noise_of_single_requests_accuses_nobody(session: Session) -> None:
 def test_a_log_of_e2e_alone_is_enough(session: Session) -> None:
     """Without TTFT host time and small products of every step are one: either explains what was measured."""
     load = drawn()
-    log = log_of(load, LogReplayer(session, load).serve([Variant(FLAGS, step_us=1500.0)])[0]).drop(["ttft_ms"])
+    log = log_of(load, LogReplayer(session, load).serve([Variant(FLAGS, step_us=3000.0)])[0]).drop(["ttft_ms"])
     found = session.compare(requests=log, deployment=FLAGS, suspects="none")
     assert found.summary["causes"][0]["name"] in ("host", "decode_gemm")
     ((explained,),) = found.sql("select avg(finish_ns - sent_ns) / 1e6 from explained_replays").fetchall()

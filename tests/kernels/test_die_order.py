@@ -95,7 +95,7 @@ def test_no_kernel_is_slower_on_the_better_sibling(family: str) -> None:
     """In all tiers, beyond the noise of repeated measurements, unless the sweeps of both ran the kernel and differ."""
     for gpus in dies().values():
         calls, count = calls_of(family, gpus)
-        own = _of_own_fits(family, calls, PricingTables(settings(), *(FACTS[name] for name in NAMES)), "numpy")
+        own = _of_own_fits(family, calls, PricingTables(settings(), *(FACTS[name] for name in NAMES)))
         found = price(family, calls)["latency_us"].to_numpy().reshape(count, len(gpus), SHAPES)
         swept = (own.tier == 2).reshape(found.shape)
         raw = own.latency_us.reshape(found.shape)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelsight.caches.journal import Journal
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import KernelSightError
 from kernelsight.evaluation.runs.measured_runs import read_runs
@@ -209,6 +210,13 @@ def journal_bytes(folder: Path) -> bytes:
     return path.read_bytes()
 
 
+def search_bytes(folder: Path) -> bytes:
+    """Return the journal of a search with one record."""
+    with Journal(folder / "made.journal", "search", "1f") as journal:
+        journal.append({"run": 1})
+    return (folder / "made.journal").read_bytes()
+
+
 def pack_bytes(folder: Path) -> bytes:
     write_pack(default_pack().slice(0, 20), folder / "whole.parquet")
     return (folder / "whole.parquet").read_bytes()
@@ -265,7 +273,7 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Reader]] = {
     "spaces.parquet": (lambda _: parquet(SPACES), lambda _, path: read_spaces([path])),
     "points.journal": (journal_bytes, lambda _, path: read_points(path)),
     "run.journal": (
-        lambda _: lines([{"search": "1f"}, {"run": 1}]),
+        search_bytes,
         lambda _, path: open_journal(path, "1f", True)[0].close(),
     ),
 }

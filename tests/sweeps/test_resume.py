@@ -90,7 +90,8 @@ def test_folders_that_cannot_be_gone_on_with(session: Session, tmp_path: Path, m
         patch.setattr("kernelsight.scenario.run_info.VERSION", "0.0.0")
         assert refused() == other.format("program version")
     (folder / MANIFEST).write_text("{")
-    assert refused().endswith(f"is not a manifest of a sweep; remove {folder} and start again.")
+    unreadable = refused()
+    assert "is not JSON" in unreadable and unreadable.endswith(f"; remove {folder} and start again.")
     (folder / MANIFEST).unlink()
     assert refused() == f"{folder} exists, but has no manifest of a sweep; remove it."
 

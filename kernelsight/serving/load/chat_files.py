@@ -7,7 +7,6 @@ its output. Texts are counted, hashed in blocks, and forgotten.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelsight import errors
+from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.budget import WHOLE
 from kernelsight.serving.load.conversation_files import Conversations
 from kernelsight.serving.load.dependencies import Dependencies
 from kernelsight.serving.load.prompts import block_keys, chat_text, estimated_tokens, read_tokenizer
@@ -98,10 +99,9 @@ def _chats(path: Path, data: bytes) -> Iterator[tuple[str, Mapping[str, Any]]]:
     text = data.decode("utf-8", "replace")
 
     def parsed(piece: str, place: str) -> Any:
-        try:
-            return json.loads(piece)
-        except (ValueError, RecursionError) as problem:
-            raise errors.trace_place_unusable(path, place, f"not JSON ({str(problem)[:60]})", "Correct it.") from None
+        return parse_json(
+            piece, lambda found: errors.trace_place_unusable(path, place, f"the text {found}", "Correct it."), WHOLE
+        )
 
     if text.lstrip()[:1] == "[":
         entries = [(f"entry {number}", entry) for number, entry in enumerate(parsed(text, "the list"), 1)]

@@ -408,7 +408,7 @@ def test_texts_of_chats_become_requests_that_wait_for_the_answer_before(written,
     assert read_load(written(prompts)).requests["output_tokens"].to_pylist() == [3]
     for content, words in (
         (json.dumps(BATCH), "none of its 1 messages has an answer or max_tokens"),
-        ('{"messages": [}\n', "line 1: not JSON"),
+        ('{"messages": [}\n', "line 1: the text is not JSON"),
         ('[{"messages": []}, 5]', "entry 2: it is no object"),
         ('{"prompt": "\\ud800", "completion": "x"}', "it has half of a surrogate pair"),
     ):
