@@ -9,13 +9,18 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 import kernelsight as ks
 from kernelsight.cli.main import parser
 from kernelsight.dataflow.contract import Contract
 from kernelsight.project_graph import embedded_facts
 
+# inputs of the tests of deployment files
+FORMS = Path(__file__).parents[2] / "tests" / "scenario" / "launch" / "deployments.yaml"
 # pages of tables, in order: the folders of sql/, and tables that are given or made by Python
 GROUPS = {
     "given": "Given by you",
@@ -225,9 +230,28 @@ def described(thing: Any) -> str:
     return "\n".join([*parts, *(["```"] if code else [])])
 
 
+# ---------------------------------------------------------------- reference: deployment files
+
+
+def forms_page() -> str:
+    """Return the page of deployment files by form: each input that a test reads, and what is read of it."""
+    parts = [
+        "# Deployment files by form",
+        "What `--launch @FILE#NAME` reads of each form, as flags. Each input is a case of the tests, in words of its own.",
+    ]
+    for case in yaml.safe_load(FORMS.read_text(encoding="utf-8")):
+        read = ", ".join(f"`{name}` {value}" for name, value in case.get("flags", {}).items())
+        chosen = f" With `{case['launch']}`." if "launch" in case else ""
+        found = f"Read: {read}." if read else f"Refused: … {case['refused']} …"
+        listed = f" Listed: {', '.join(case['listed'])}." if "listed" in case else ""
+        title = case["case"][0].upper() + case["case"][1:]
+        parts += [f"## {title}", f"````text\n{case['text'].rstrip()}\n````", found + chosen + listed]
+    return "\n\n".join(parts) + "\n"
+
+
 def reference() -> dict[str, str]:
     """Return the reference pages by path below reference/ of the site."""
-    return {"cli.md": cli_page(), **tables_pages(), "python.md": python_page()}
+    return {"cli.md": cli_page(), **tables_pages(), "python.md": python_page(), "forms.md": forms_page()}
 
 
 def on_files(files: Any, config: Any) -> Any:
