@@ -237,7 +237,7 @@ def forms_page() -> str:
     """Return the page of deployment files by form: each input that a test reads, and what is read of it."""
     parts = [
         "# Deployment files by form",
-        "What `--launch @FILE#NAME` reads of each form, as flags. Each input is a case of the tests, in words of its own.",
+        "What `--launch @FILE#NAME` reads of each form, as flags. Each input is a case of the tests.",
     ]
     for case in yaml.safe_load(FORMS.read_text(encoding="utf-8")):
         read = ", ".join(f"`{name}` {value}" for name, value in case.get("flags", {}).items())

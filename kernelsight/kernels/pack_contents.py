@@ -126,6 +126,29 @@ def families_assumed(eta_coefficients: pa.Table) -> list[dict[str, str]]:
     return [{"family": family} for family, assumed in rows.items() if assumed.null_count < len(assumed)]
 
 
+@produces("eta_portability")
+def portability_of_kernels(eta_coefficients: pa.Table) -> list[dict[str, Any]]:
+    """How η of measured kernels varies between GPUs: safe, or the danger region."""
+    table = eta_coefficients.filter(pc.equal(eta_coefficients["part"], "portability"))
+    rows = table.select(["family", "implementation", "vendor", "coefficient", "value"]).to_pylist()
+    found: dict[tuple[str, str | None], dict[str, float]] = {}
+    # a kernel of two vendors, and a family over all its kernels: of NVIDIA's GPUs, whose rows have no vendor
+    for row in sorted(rows, key=lambda row: (row["family"], row["implementation"] or "~", row["vendor"] or "")):
+        of_kernel = found.setdefault((row["family"], row["implementation"]), {"vendor": row["vendor"]})
+        if row["vendor"] == of_kernel["vendor"]:
+            of_kernel[row["coefficient"]] = row["value"]
+    return [
+        {
+            "family": family,
+            "implementation": implementation,
+            "geometric_mean": (mean := values["geometric_mean"]),
+            "spread": (spread := values.get("spread")),
+            "region": "danger" if mean >= 2.0 and (spread is None or spread >= 2.0) else "safe",
+        }
+        for (family, implementation), values in found.items()
+    ]
+
+
 def largest_groups(coefficients: pa.Table, family: str, gpu: str) -> dict[str, float]:
     """Return the number of GPUs of the largest group in which a GPU's sweep ran each kernel of a collective.
 

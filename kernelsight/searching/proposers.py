@@ -83,7 +83,7 @@ class Proposer:
             isinstance(value, int | float | str) for value in parameters.values()
         ):
             raise InvalidInput(
-                f"the proposal {json.dumps(proposal)[:60]} is no configuration; give parameters as numbers and words, "
+                f"the proposal with {', '.join(proposal)[:60]} is no configuration; give parameters as numbers and words, "
                 "or candidate_id."
             )
         return identity({**self.constant, **parameters})
@@ -179,7 +179,7 @@ def parsed(text: str) -> list[dict[str, Any]]:
                     raise InvalidInput(f"the proposal {line.strip()[:60]!r} is no JSON; {HOW}.") from None
     for configuration in configurations:
         if not isinstance(configuration, dict):
-            raise InvalidInput(f"the proposal {json.dumps(configuration)[:60]} is no JSON object; {HOW}.")
+            raise InvalidInput(f"a proposal is no JSON object; {HOW}.")
     return configurations
 
 

