@@ -83,8 +83,8 @@ class Proposer:
             isinstance(value, int | float | str) for value in parameters.values()
         ):
             raise InvalidInput(
-                f"the proposal with {', '.join(proposal)[:60]} is no configuration; give parameters as numbers and words, "
-                "or candidate_id."
+                f"the proposal with {', '.join(proposal)[:60]} is no configuration; give parameters as numbers and "
+                "words, or candidate_id."
             )
         return identity({**self.constant, **parameters})
 

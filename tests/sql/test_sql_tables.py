@@ -20,7 +20,15 @@ HERE = Path(__file__).parent
 QUERIES = set(sql_files(HERE.parents[1] / "sql"))
 IN_PYTHON = {
     *("cache_over_time", "gpu_power", "kernel_breakdown", "kv_transfers", "request_metrics", "scenario_energy"),
-    *("scenario_intervals", "scenario_summary", "step_costs", "step_totals", "deployment_tiers", "deployment_evidence"),
+    *(
+        "scenario_intervals",
+        "scenario_summary",
+        "step_costs",
+        "step_totals",
+        "deployment_tiers",
+        "deployment_evidence",
+        "eta_portability",
+    ),
     *("scenario_tiers", "scenario_evidence"),
 }
 FIXTURES = {path.stem for path in HERE.glob("*.json")} - {"defaults"}
