@@ -39,6 +39,7 @@ SETTINGS = ("max_concurrency", "requested_rate", "unlimited_rate")
 RANKS = {"min": -1.0, "max": 101.0}
 TOTALS = ("requests", "failed", "duration_s", "prompt_tokens", "output_tokens", "unlimited_rate")
 COUNTS = ("requests", "failed", "duration_s")
+UNLIMITED = 1e9  # requests per second: all at once; TensorRT-LLM prints 5e14
 # text without one of these words has no statistics of latencies
 _WORDS = re.compile(r"ttft|tpot|itl|latency|first.token|throughput", re.IGNORECASE)
 
@@ -49,12 +50,12 @@ def add_value(found: Statistics, text: str, value: str, form: str, usual_unit: s
     number = value.replace(",", "").strip().lower()[:30]
     if label.metric in (None, IGNORED) or label.statistic == "std":
         return
-    if label.metric == "requested_rate" and number.startswith("inf"):
-        found["unlimited_rate", "total"] = 1.0
-        return
     try:
         amount = value_in(label.metric, float(number), label.unit or usual_unit)
     except ValueError:
+        return
+    if label.metric == "requested_rate" and amount is not None and amount >= UNLIMITED:
+        found["unlimited_rate", "total"] = 1.0
         return
     if amount is not None and math.isfinite(amount) and amount >= 0:
         usual = "total" if label.metric in TOTALS else "mean"
