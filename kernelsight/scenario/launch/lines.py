@@ -137,6 +137,8 @@ def read_command(command: Command, read_files: bool = False, replicas: str = "re
         for setting in nested(name if name[:1] == "-" or name == "MODEL" else f"--{_spelled(name)}", value, takes)
     ]
     settings += read_options(command.words, takes, command.folder, read_files, command.texts)
+    if command.engine != "trtllm":  # options of a command have precedence over those of its file
+        settings.sort(key=lambda setting: not setting.of_file)
     for setting in _with_known_model(command, settings, reading):
         _apply(reading, setting)
     # after all options are read: attention replicas divide sizes that other options set

@@ -85,7 +85,7 @@ class _Reader:
         }
         for words in [*_sizes(node, read), *_sizes(misplaced, ())]:
             role = role.noted(words, "not_modelled", "a size at a place that is not read")
-        if not shapes:
+        if not shapes or (not inside and role.facts.keys() & {"like", "model"}):
             yield role
         for row, place, inner in inside:
             if row.field == "document":
