@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.labels import IGNORED, formats_of_rows, label_of, unit_of, value_in
+from kernelsight.logs.labels import IGNORED, label_of, unit_of, value_in
 from kernelsight.logs.log_run import LogRun
 from kernelsight.logs.summaries import statistic
 
@@ -221,7 +221,7 @@ def statistics_of_result(result: Mapping[str, Any], form: str = "result") -> lis
     return [row for (metric, stated), value in found.items() for row in statistic("run", metric, stated, value)]
 
 
-def _read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
+def read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
     """Return one run per file, whose parts are the runs in it, with their statistics."""
     runs = []
     for file in files:
@@ -259,7 +259,8 @@ def _blocks(file: LogFile, form: Mapping[str, Any]) -> list[tuple[str, Statistic
     return blocks
 
 
-def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+def recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+    """Whether a file is of a form, a row of ``log_forms``."""
     if form["layout"] == "json":
         return file.kind == "json" and set(form["signature"].split()) <= file.fields
     if file.kind == "json" and not file.text.lstrip().startswith("["):
@@ -274,6 +275,3 @@ def labels_in(file: LogFile) -> set[str]:
     if file.kind != "text":
         return set()
     return {metric for _, found in fragments_of(file.text) for metric, _ in found}
-
-
-FORMATS = formats_of_rows(("text", "json"), _recognises, _read)

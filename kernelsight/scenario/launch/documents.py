@@ -29,7 +29,6 @@ _TOML_LINE = re.compile(r"^(?:\[+[\w.\"-]+\]+|[\w.\"-]+\s+=\s)", re.MULTILINE)
 _PYTHON = re.compile(r"^(?:import|from)\s+\w[\w.]*(?:\s+import\b|\s*$|\s+as\b)", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]\s*(\S+)", re.MULTILINE)
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus", "C": "constraint"}
-_OTHER_TEXTS = [row for row in facts("server_programs").to_pylist() if row["kind"] == "text"]
 
 
 def read_documents(text: str, refuse: Refuse) -> list[Any]:
@@ -80,7 +79,8 @@ def plain_text(text: str) -> str:
 def other_text(text: str) -> dict[str, Any] | None:
     """Return the row of ``server_programs`` for a whole text of an engine that is not simulated, or None."""
     head = text[:100_000]
-    return next((row for row in _OTHER_TEXTS if re.search(row["name"], head, re.MULTILINE)), None)
+    rows = (row for row in facts("server_programs").to_pylist() if row["kind"] == "text")
+    return next((row for row in rows if re.search(row["name"], head, re.MULTILINE)), None)
 
 
 def _dockerfile(text: str) -> dict[str, Any]:
