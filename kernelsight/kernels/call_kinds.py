@@ -55,9 +55,9 @@ from kernelsight.kernels.pack_contents import (
 from kernelsight.kernels.string_columns import combinations
 
 # what differs between a sweep and a served CUDA graph: no gap between two replays; quantisation, rotation and cache
-# writes have calls of their own; prompts do not end at whole tiles
+# writes have calls of their own; prompts do not end at whole tiles; the power limit has taken hold
 ALONE = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0}
-SERVED = {**ALONE, "row_padding": 0.5}
+SERVED = {**ALONE, "row_padding": 0.5, "throttle_us": 0.0}
 TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor", "points-measured")
 # the GPU was measured, but not this kernel, or not at shapes like these; or a sibling of its die bounds the answer
 TIERS += ("gpu-measured",)

@@ -3,6 +3,9 @@
 Coefficients are in units that carry over between GPUs: operand feed in FLOP per element (a tile loses the same share of
 the uncut tensor rate to it on every generation), a tile's overhead in elements of k at that rate, power as energy per
 FLOP. On a part with a cut tensor rate the longer tensor time hides these losses (``with_cut_rate``).
+
+How long a GPU has worked decides its clock: a sweep measures bursts, each collector for its own time; a served step
+lasts longer than the power limit takes to act, so that its products run at the sustained clock (``sustained_us``).
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ COEFFICIENTS = (
     Coefficient("memory_efficiency", "1", 0.84, 0.5, 1.0, "hardware", "share of the peak DRAM bandwidth", 0.15),
     Coefficient("l2_share", "1", 1.0, 0.02, 20.0, "engine", "share of L2 that keeps the weights of a sweep", 0.8),
     Coefficient("l2_bytes_per_clock", "bytes/clock", 12.0, 5.0, 64.0, "hardware", "L2 rate of a multiprocessor", 0.4),
-    Coefficient("energy_pj", "pJ/FLOP", 1.5, 0.2, 5.0, "hardware", "sustained, at REFERENCE_UNIT_RATE", 0.1),
-    Coefficient("throttle_us", "us", 400.0, 10.0, 5e3, "hardware", "time in which the power limit takes hold", 0.4),
+    Coefficient("energy_pj", "pJ/FLOP", 1.6, 0.2, 8.0, "hardware", "in bursts, at REFERENCE_UNIT_RATE", 0.3),
+    Coefficient("clock_exponent", "1", 1.3, 1.0, 4.0, "hardware", "of the clock in power, under a limit", 0.2),
+    Coefficient("throttle_us", "us", 3e3, 10.0, 1e7, "engine", "call at which half of the limit acts in a sweep", 6.0),
     Coefficient("quantize_us", "us", 1.5, 0.1, 30.0, "engine", "launch of the quantisation measured with it", 0.7),
     Coefficient("quantize_bytes", "bytes/element", 4.0, 0.3, 40.0, "engine", "its traffic through DRAM"),
     Coefficient("quantize_clocks", "clocks", 2.0, 0.05, 50.0, "engine", "its dispatch of one row's block", 0.7),
@@ -84,7 +88,7 @@ BATCHED_COLUMNS = {
 def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:
     """Return (latency_us, tiles, floor_us), (rows,) each, of ``batch`` products (m x k) times (k x n).
 
-    t = floor + throttled(min over tiles of sqrt(c^2 + d^2)) + quantisation, where compute c takes whole waves of tiles,
+    t = floor + sustained(min over tiles of sqrt(c^2 + d^2)) + quantisation, where compute c takes whole waves of tiles,
     or a split-K sum where that is faster than an idle part of the last wave, and d is DRAM or L2 time.
     """
     batch = call.get("batch", 1.0)
@@ -114,9 +118,9 @@ def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, A
     # bytes are the same for every tile, so that the fastest compute gives the fastest time
     best = xp.sqrt(best * best + stream_us * stream_us)
     floor_us = at["floor_us"] + at["floor_clocks"] / clock
-    latency_us = (
-        floor_us + _throttled(xp, best, call, gpu, at) + at["quantizes"] * _quantize_us(xp, batch * m, k, gpu, at)
-    )
+    # rows that pad a tile of 64 draw power too: the limit does not rise between two multiples of 64
+    latency_us = floor_us + sustained_us(xp, best, call["flops"] * xp.ceil(m / 64.0) * 64.0 / m, gpu, at)
+    latency_us = latency_us + at["quantizes"] * _quantize_us(xp, batch * m, k, gpu, at)
     return latency_us, best_tiles, floor_us
 
 
@@ -150,17 +154,19 @@ def _byte_us(xp: Any, filling: Any, gpu: Columns, at: Columns) -> Any:
     return (1.0 - hits) / dram + hits / cache
 
 
-def _throttled(xp: Any, time_us: Any, call: Columns, gpu: Columns, at: Columns) -> Any:
-    """Return the time under the board's power limit, microseconds, which takes full effect on long products only.
+def sustained_us(xp: Any, burst_us: Any, flops: Any, gpu: Columns, at: Columns) -> Any:
+    """Return the time under the board's power limit, microseconds; ``burst_us``: before the limit acts.
 
-    Energy per FLOP falls with the square root of the uncut tensor rate of one multiprocessor: larger instructions read
-    fewer operands (fitted on A100, L40S and H100).
+    Power as the clock to ``clock_exponent``: t = burst^(1 - 1/x) limit^(1/x), where ``limit`` is the time that the
+    energy takes at the limit. Energy per FLOP falls with the square root of the tensor rate of one multiprocessor:
+    larger instructions read fewer operands, and a cut one spends the energy of its clock on fewer FLOP (exponent and
+    energy fitted on A100, L40S, H100, H200). Repetitions of a sweep heat the chip by as much as a call is long:
+    the limit acts by t / (t + ``throttle_us``), which is nil in serving.
     """
-    energy_pj = at["energy_pj"] * xp.sqrt(REFERENCE_UNIT_RATE * gpu["sm_count"] / gpu["uncut_flops_per_us"])
-    # rows that pad a tile of 64 draw power too: the limit does not rise between two multiples of 64
-    flops = call["flops"] * xp.ceil(call["m"] / 64.0) * 64.0 / call["m"]
-    limit_us = flops * energy_pj * 1e-6 / gpu["tdp_w"]
-    return time_us + xp.maximum(limit_us - time_us, 0.0) * time_us / (time_us + at["throttle_us"])
+    energy_pj = at["energy_pj"] * xp.sqrt(REFERENCE_UNIT_RATE * gpu["sm_count"] / gpu["math_flops_per_us"])
+    over = xp.maximum(flops * energy_pj * 1e-6 / gpu["tdp_w"] / burst_us, 1.0)
+    share = burst_us / (burst_us + at["throttle_us"])
+    return burst_us * (1.0 + (over ** (1.0 / at["clock_exponent"]) - 1.0) * share)
 
 
 def _fourth_mean(xp: Any, first: Any, second: Any) -> Any:

@@ -153,6 +153,21 @@ def test_long_products_run_at_the_power_limit() -> None:
     assert ratios[1] > 1.2
 
 
+@pytest.mark.parametrize(("name", "limited"), [("l40s", True), ("a100", False)])
+def test_a_served_product_runs_at_the_clock_that_the_power_limit_sustains(name: str, limited: bool) -> None:
+    """Burst^(1 - 1/x) limit^(1/x) in serving, nearer to the burst where a collector's calls are short."""
+    gpu, call = {**GPUS[name], "tdp_w": 350.0 if limited else 5000.0}, product(8192.0, 8192.0, 8192.0)
+    burst, sweep, served = (
+        float((latency - floor)[0])
+        for clock in (1e12, 3e3, 0.0)
+        for latency, _, floor in [gemm.gemm(np, {k: v[None] for k, v in call.items()}, gpu, starts(throttle_us=clock))]
+    )
+    pj = starts()["energy_pj"] * np.sqrt(3e6 * gpu["sm_count"] / gpu["math_flops_per_us"])
+    limit, exponent = 2.0 * 8192.0**3 * pj * 1e-6 / gpu["tdp_w"], starts()["clock_exponent"]
+    assert served == pytest.approx(max(burst, burst ** (1.0 - 1.0 / exponent) * limit ** (1.0 / exponent)), rel=1e-6)
+    assert (burst < sweep < served) if limited else burst == pytest.approx(served)
+
+
 def test_quantisation_counts_only_where_it_was_measured_with_the_product() -> None:
     call = product(np.array([1.0, 4096.0]), 4096.0, 4096.0, weight_bytes=1.0, act_bytes=1.0)
     without, with_it = (gemm.gemm(np, call, H100, starts(quantizes=flag))[0] for flag in (0.0, 1.0))

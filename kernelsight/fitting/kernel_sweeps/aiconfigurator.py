@@ -53,6 +53,14 @@ CACHE_RAN_IN_BF16 = (
 )
 # all-reduce over 4 and 8 L40S runs at 3.4 and 0.8 GB/s, at most a tenth of PCIe
 FAR_BELOW_LINK = {"l40s": 4}
+# sweeps that a slow machine ran, by equal calls of the GPU's other sweeps; no prediction counts. Products of bf16 are
+# the same library calls in every engine: of a throttled sweep, one in twenty that lasts takes this many times their
+# median (1.57 to 1.68 in three sweeps of GB200, of others at most 1.37). Products below half as much work are sound
+SWEEP = ["engine", "engine_version"]
+LASTING_FLOPS, THROTTLED_RATIO, ONE_IN_TWENTY = 1e12, 1.5, 0.95
+# large all-reduces are bound by the link: three sweeps of RTX PRO 6000 take 2.4 times their median (15 GB/s of PCIe's
+# 64), others at most 1.2
+LARGE_BYTES, SLOW_LINK_RATIO, HALF = 2**22, 2.0, 0.5
 DEEPEP_DEFAULT = "_20sm"
 # SGLang expands the keys and values of prompts; its collector ran what it runs for decode steps
 ABSORBED = ("flash_attention", "triton")
@@ -168,8 +176,30 @@ def _checked(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
         clipped = (pl.col("reason") == "clipped_difference").fill_null(False).mean().over("engine", "kernel_source")
         rows = _with_static(first_reason(rows, ("mostly_clipped", clipped > MOSTLY)))
     checks = [("not_the_engine_s_choice", pl.col("not_default")), *_not_fitted(gpu, family)]
+    is_slow, work = pl.struct(SWEEP), 2.0 * pl.col("m") * pl.col("n") * pl.col("k")
+    if family == "gemm":
+        lasting = rows.filter(pl.col("dtype").eq("bf16") & (work >= LASTING_FLOPS))
+        is_slow = is_slow.is_in(slow_sweeps(lasting, ["m", "n", "k"], ONE_IN_TWENTY, THROTTLED_RATIO))
+        checks.append(("throttled", is_slow & (work >= LASTING_FLOPS / 2)))
+    elif family == "all_reduce":
+        large = rows.filter(pl.col("bytes") >= LARGE_BYTES)
+        checks.append(("slow_link", is_slow.is_in(slow_sweeps(large, ["bytes", "gpus"], HALF, SLOW_LINK_RATIO))))
     reasons = [pl.when(bad).then(pl.lit(reason)) for reason, bad in checks]
     return rows.with_columns(pl.coalesce(*reasons, pl.lit(None, pl.String)).alias("not_fitted")).drop("not_default")
+
+
+def slow_sweeps(rows: pl.DataFrame, key: list[str], quantile: float, least_ratio: float) -> list[dict[str, str]]:
+    """Return the sweeps (columns SWEEP) whose rows take ``least_ratio`` times the others' median, at a quantile.
+
+    ``rows``: SWEEP, ``key``, latency_us, reason, of one GPU; rows of equal ``key`` are equal calls.
+    """
+    latency = rows.filter(pl.col("reason").is_null()).group_by(*SWEEP, *key).agg(pl.col("latency_us").median())
+    pairs = latency.join(latency.rename({"latency_us": "other_us"}), on=key, suffix="_other")
+    is_other = pl.any_horizontal(pl.col(name) != pl.col(f"{name}_other") for name in SWEEP)
+    ratio = pl.col("latency_us").first() / pl.col("other_us").median()
+    ratios = pairs.filter(is_other).group_by(*SWEEP, *key).agg(ratio.alias("ratio"))
+    slow = ratios.group_by(SWEEP).agg(pl.col("ratio").quantile(quantile)).filter(pl.col("ratio") >= least_ratio)
+    return slow.sort(SWEEP).select(SWEEP).to_dicts()
 
 
 def _with_static(rows: pl.DataFrame) -> pl.DataFrame:

@@ -192,6 +192,29 @@ def test_eager_launches_and_slow_links_are_kept_but_not_fitted(put, import_from)
     }
 
 
+def test_a_sweep_of_a_throttled_gpu_is_kept_but_its_lasting_products_are_not_fitted(put, import_from) -> None:
+    """One lasting product in ten takes 1.6 times as long as in two other sweeps; short ones are as fast."""
+    products = [GEMM | {"m": 8192, "n": 8192, "k": 8192 + 256 * step, "latency": 2.0} for step in range(20)]
+    slow = [row | {"latency": 3.2} if step % 10 == 0 else row for step, row in enumerate(products)]
+    short = GEMM | {"m": 1024, "n": 8192, "k": 8192, "latency": 0.2}
+    put("h100_sxm/gemm/sglang", "gemm_perf", *products, short)
+    put("h100_sxm/gemm/trtllm", "gemm_perf", *products, short)
+    found = import_from("aiconfigurator", put("h100_sxm/gemm/vllm", "gemm_perf", *slow, short))
+    reasons = {(point["engine"], point["shape"]["m"]): point["not_fitted"] for point in found.points}
+    assert {key for key, reason in reasons.items() if reason == "throttled"} == {("vllm", 8192)}
+    assert len(reasons) == 6
+
+
+def test_a_sweep_over_a_link_half_as_fast_is_kept_but_not_fitted(put, import_from) -> None:
+    row = {"op_name": "all_reduce", "allreduce_dtype": "bfloat16", "num_gpus": 2, "kernel_source": "vLLM_custom_graph"}
+    for version, ms in (("0.24.0", 0.95), ("0.23.0", 1.0), ("0.19.0", 2.4)):
+        sizes = [row | {"message_size": 2**size, "latency": ms * 2.0 ** (size - 24)} for size in (12, 24, 26)]
+        folder = put("rtx_pro_6000_server/comm/vllm", "custom_allreduce_perf", *sizes, version=version)
+    found = import_from("aiconfigurator", folder)
+    reasons = {(point["engine_version"], point["not_fitted"]) for point in found.points}
+    assert reasons == {("0.24.0", None), ("0.23.0", None), ("0.19.0", "slow_link")}
+
+
 def test_prompts_of_absorbed_keys_are_kept_but_not_fitted(put, import_from) -> None:
     row = {"mla_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "num_heads": 16, "batch_size": 4, "isl": 512}
     row |= {"tp_size": 8, "step": 0, "latency": 0.2}
