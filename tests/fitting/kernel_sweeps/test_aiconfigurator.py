@@ -209,7 +209,7 @@ def test_a_sweep_over_a_link_half_as_fast_is_kept_but_not_fitted(put, import_fro
     row = {"op_name": "all_reduce", "allreduce_dtype": "bfloat16", "num_gpus": 2, "kernel_source": "vLLM_custom_graph"}
     for version, ms in (("0.24.0", 0.95), ("0.23.0", 1.0), ("0.19.0", 2.4)):
         sizes = [row | {"message_size": 2**size, "latency": ms * 2.0 ** (size - 24)} for size in (12, 24, 26)]
-        folder = put("rtx_pro_6000_server/comm/vllm", "custom_allreduce_perf", *sizes, version=version)
+        folder = put("h100_sxm/comm/vllm", "custom_allreduce_perf", *sizes, version=version)
     found = import_from("aiconfigurator", folder)
     reasons = {(point["engine_version"], point["not_fitted"]) for point in found.points}
     assert reasons == {("0.24.0", None), ("0.23.0", None), ("0.19.0", "slow_link")}
