@@ -17,9 +17,9 @@ from pathlib import Path
 
 from record import RESULTS, ROOT, SERVERS, read, record
 
-from kernelsight.cli.backtest_page import coverage_table
+from kernelsight.cli.backtest import coverage_table
 from kernelsight.cli.main import main as kernelsight
-from kernelsight.present.show import table_of
+from kernelsight.present.page import table_of
 
 SAMPLE = 60
 WORDS = ["backtest", *(word for source in ("aiconfigurator", *SERVERS) for word in ("--runs", source))]

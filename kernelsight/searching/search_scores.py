@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernelsight.searching.speedup_chances import Quantiles
+from kernelsight.searching.forecasts import Quantiles
 
 CONFIDENCE_BINS = 10
 RANDOM_REACHES = 0.95

@@ -11,10 +11,9 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import OK, STATUS, Measured
-from kernelsight.searching.forecasts import Forecast
+from kernelsight.searching.forecasts import Forecast, bin_probabilities, bins_of, chance_faster, quantiles
 from kernelsight.searching.history import finite_or_none
 from kernelsight.searching.rounds import Measure, Propose, Round, rounds
-from kernelsight.searching.speedup_chances import bin_probabilities, bins_of, chance_faster, quantiles
 from kernelsight.searching.targets import Target
 
 TABLES = ("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")

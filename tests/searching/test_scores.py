@@ -9,7 +9,7 @@ import pytest
 from scipy.special import stdtrit
 
 from kernelsight.searching import search_scores as scores
-from kernelsight.searching.speedup_chances import BIN_EDGES, TAILS, Z90, bin_probabilities, bins_of, quantiles
+from kernelsight.searching.forecasts import BIN_EDGES, TAILS, Z90, bin_probabilities, bins_of, quantiles
 
 
 def test_regret_is_of_the_believed_best():

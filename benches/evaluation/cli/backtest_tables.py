@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.cli.backtest_page import errors_of, line, name_of
+from kernelsight.cli.backtest import errors_of, line, name_of
 from kernelsight.evaluation.runs.run_scores import KINDS
 from kernelsight.laboratory.runs.coverage import METRICS as COVERED
 from kernelsight.number_format import deviation, number, percent

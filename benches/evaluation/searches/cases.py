@@ -16,13 +16,12 @@ from kernelsight.laboratory.searches import tuner_strategies
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import SpaceArrays
-from kernelsight.searching.forecasts import widening
+from kernelsight.searching.forecasts import bin_probabilities, bins_of, widening
 from kernelsight.searching.journal import open_journal
 from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import STOP_BELOW, STOP_FROM, Round, rounds
 from kernelsight.searching.scenarios import DEFAULTS
 from kernelsight.searching.search_tables import forecast_scores
-from kernelsight.searching.speedup_chances import bin_probabilities, bins_of
 from kernelsight.searching.targets import Target, target_of, truth_of
 
 CALIBRATED_AT = (20, 50)

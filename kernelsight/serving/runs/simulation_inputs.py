@@ -16,8 +16,8 @@ from kernelsight.serving.engine import records, replica
 from kernelsight.serving.engine.host import host_of
 from kernelsight.serving.engine.inputs import Load, Routing, Waits, Weights
 from kernelsight.serving.engine.limits import limits_of
+from kernelsight.serving.load.arrivals import ramp_s_of
 from kernelsight.serving.load.requests import spans_of, spans_of_loads
-from kernelsight.serving.load.think_times import ramp_s_of
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import CostTables
 from kernelsight.serving.runs.shared_prefixes import shared_prefixes
