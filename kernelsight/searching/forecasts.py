@@ -11,13 +11,14 @@ import numpy as np
 from scipy.special import ndtr, stdtr, stdtrit
 
 from kernelsight.searching import gaussian_process as gp
-from kernelsight.searching.decisions import WORTH
 from kernelsight.searching.history import History
 from kernelsight.searching.targets import Target
 
 # reference time / candidate time at the edges of the bins: steps of the square root of two and of two
 BIN_EDGES = (0.25, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 4.0)
 BINS = len(BIN_EDGES) + 1
+# log latency below the best's from which a candidate counts as faster
+WORTH = np.log(0.98)
 Z90 = 1.6448536269514722
 # degrees of freedom of Student's t: a forecast's standard deviation is learned from few errors
 TAILS = 4
