@@ -42,7 +42,7 @@ from kernelsight.sweeps.rate_intervals import RATES as SHARES
 from kernelsight.sweeps.rate_intervals import Rated, intervals_at
 from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS
-from kernelsight.sweeps.trials import trial_cache
+from kernelsight.sweeps.trial_cache import trial_cache
 
 DENSE = ("llama-3.1-8b", "qwen3-8b", "qwen3-14b", "qwen3-32b-fp8", "llama-3.3-70b", "llama-3.1-70b-fp8")
 MIXTURES = ("gpt-oss-120b", "gpt-oss-20b", "qwen3-30b-a3b", "qwen3-235b-a22b-fp8")

@@ -18,7 +18,7 @@ from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, bounds_of, mi
 from kernelsight.sizing.variants import family_of, is_split, variants
 from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch
-from kernelsight.sweeps.trials import trial_cache
+from kernelsight.sweeps.trial_cache import trial_cache
 from kernelsight.sweeps.work_budget import SearchEnded, Work
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from kernelsight.sweeps.rate_intervals import RATES, Rated, intervals_at, rates_
 from kernelsight.sweeps.rate_questions import RateGrid, question_of
 from kernelsight.sweeps.rate_search import Effort, HighestRate, RateSearch
 from kernelsight.sweeps.steady import LEAST_REQUESTS, counted_values
-from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach, trial_cache
+from kernelsight.sweeps.trial_cache import trial_cache
+from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile, give_reach
 from kernelsight.sweeps.work_budget import Work
 
 if TYPE_CHECKING:

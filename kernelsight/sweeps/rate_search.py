@@ -16,7 +16,8 @@ from kernelsight.scenario.objectives import Objective
 from kernelsight.serving.load.arrivals import ramp_s_of
 from kernelsight.sweeps.capacity import Capacity, capacity_of
 from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, counted_values, judge
-from kernelsight.sweeps.trials import Judged, Trial, TrialCache, Trials
+from kernelsight.sweeps.trial_cache import Judged, TrialCache
+from kernelsight.sweeps.trials import Trial, Trials
 
 LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
 # requests above the highest percentile, over all seeds: with fewer, tails are noise

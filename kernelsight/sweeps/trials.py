@@ -1,13 +1,7 @@
-"""Trials: loads simulated at any rate for their requests' latencies alone, as arrays, without tables.
-
-Their verdicts are cached on disk by rate, so that a repeated search continues where it ended; requests are simulated
-again when they are needed.
-"""
+"""Trials: loads simulated at any rate for their requests' latencies alone, as arrays, without tables."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,16 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kernelsight.caches.disk_cache import content_digest, read_cached, write_cached
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER
 from kernelsight.scenario.load_rules import distribution
-from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.records import FINISHED, ITL_BINS
-from kernelsight.serving.load.arrivals import ramp_s_of
 from kernelsight.serving.load.requests import LOAD_COLUMNS, Loads, draw_loads, spans_of
+from kernelsight.serving.load.think_times import ramp_s_of
 from kernelsight.serving.runs.full_batch import units_of
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.simulation_inputs import (
@@ -35,77 +27,10 @@ from kernelsight.serving.runs.simulation_inputs import (
     waits_of,
 )
 from kernelsight.serving.runs.statistics_tables import bin_centres
-from kernelsight.sweeps.steady import Verdict
 from kernelsight.sweeps.work_budget import TOKENS_A_REQUEST, TURN, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-
-
-# tables that trials depend on, beside the rows of scenarios
-RESTS_ON = ("step_costs", "deployment_settings", "memory_plan", "host_settings")
-# number of the rule by which trials are judged: verdicts of an earlier one are not taken
-RULE = 3
-
-
-class Judged(NamedTuple):
-    """The result of the trials at a rate: their verdict, the mean stay, and whether a request was lost."""
-
-    verdict: Verdict
-    stay_ms: float
-    lost: bool
-
-
-class TrialCache:
-    """Verdicts on the trials of a session's scenarios, by scenario, rate, requests and seeds.
-
-    >>> from kernelsight.scenario.objectives import objective_of
-    >>> slo, cache = [objective_of("ttft_p95_ms", 500.0)], TrialCache(None)
-    >>> cache.put("s", slo, 2.0, 1000, 2, 10.0, Judged(Verdict(0.5, 0.4, 0.3, 0.6, False, 20.0, slo[0]), 90.0, False))
-    >>> cache.get("s", slo, 2.0, 1000, 2, 10.0).stay_ms, cache.get("s", slo, 3.0, 1000, 2, 10.0)
-    (90.0, None)
-    """
-
-    def __init__(self, key: str | None) -> None:
-        self._key = key
-        self._known: dict[str, list[Any]] = (read_cached(key, json.loads) if key else None) or {}
-
-    def get(self, scenario_id: str, objectives: Sequence[Objective], *tried: float) -> Judged | None:
-        """Return the cached result, or None; ``tried``: rate, requests, seeds, and ``longer`` of :func:`judge`."""
-        judged = self._known.get(_name(scenario_id, objectives, tried))
-        if judged is None:
-            return None
-        *figures, tightest, stay_ms, lost = judged
-        return Judged(Verdict(*figures, objectives[tightest]), stay_ms, lost)
-
-    def put(self, scenario_id: str, objectives: Sequence[Objective], *tried: Any) -> None:
-        """Cache a result; ``tried``: as for ``get``, followed by the result."""
-        *key, judged = tried
-        *figures, tightest = judged.verdict
-        objective_index = list(objectives).index(tightest)
-        self._known[_name(scenario_id, objectives, key)] = [
-            *(figure if isinstance(figure, bool) else float(figure) for figure in figures),
-            *(objective_index, float(judged.stay_ms), bool(judged.lost)),
-        ]
-        if self._key:
-            write_cached(self._key, json.dumps(self._known).encode())
-
-
-def _name(scenario_id: str, objectives: Sequence[Objective], tried: Sequence[float]) -> str:
-    slo = " ".join(f"{figure.column}:{figure.most_ms!r}" for figure in objectives)
-    return " ".join([scenario_id, slo, *(repr(float(value)) for value in tried)])
-
-
-def trial_cache(session: Session) -> TrialCache:
-    """Return the cached verdicts on a session's scenarios, under the hash of all tables that they depend on."""
-    keys = [session.key_of(name) for name in RESTS_ON]
-    if None in keys:
-        return TrialCache(None)
-    digest = hashlib.sha256(" ".join([f"trials, rule {RULE}", *keys]).encode())  # type: ignore[list-item]
-    for name in ("scenarios", "kv_transfers"):
-        digest.update(content_digest(session.table(name)))
-    return TrialCache(digest.hexdigest())
-
 
 # most requests of all seeds that one thread simulates: starting threads would take longer
 SHORT = 40_000

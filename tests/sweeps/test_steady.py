@@ -16,7 +16,8 @@ from kernelsight.serving.engine.records import ITL_BINS
 from kernelsight.sweeps.capacity import Capacity, capacity_of
 from kernelsight.sweeps.rate_search import FULL, LOWEST_RATE, RateSearch, _rounded, seeds_for
 from kernelsight.sweeps.steady import COUNTED, STAYS, judge, noise_of, student
-from kernelsight.sweeps.trials import Trial, TrialCache, bin_centres
+from kernelsight.sweeps.trial_cache import TrialCache
+from kernelsight.sweeps.trials import Trial, bin_centres
 
 MOST_MS = 200.0
 SERVICE_S = 0.02
