@@ -19,7 +19,7 @@ from record import RESULTS, ROOT, SERVERS, read, record
 
 from kernelsight.cli.backtest import coverage_table
 from kernelsight.cli.main import main as kernelsight
-from kernelsight.present.page import table_of
+from kernelsight.present.show import table_of
 
 SAMPLE = 60
 WORDS = ["backtest", *(word for source in ("aiconfigurator", *SERVERS) for word in ("--runs", source))]

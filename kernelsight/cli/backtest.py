@@ -17,7 +17,8 @@ from kernelsight.evaluation.runs.report import METRICS as LABELLED
 from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
 from kernelsight.number_format import deviation, number, percent
 from kernelsight.present.output import PAGE_ENDINGS, as_csv, as_json, check_ending, note, write_table, write_text
-from kernelsight.present.page import HTML, Figure, Page, Table, show
+from kernelsight.present.page import Figure, Page, Table
+from kernelsight.present.show import HTML, show
 
 
 def backtest_page(answer: Mapping[str, Any], figures: Callable[[], Sequence[Figure]] = tuple) -> Page:

@@ -22,7 +22,7 @@ from kernelsight.present.output import (
     print_page,
     write_table,
 )
-from kernelsight.present.page import HTML, show
+from kernelsight.present.show import HTML, show
 
 # by key of the answer of another kind of comparison: its table
 BY_KEY = {"stages": "stage_vs_prediction", "changes": "log_changes"}

@@ -23,8 +23,8 @@ from kernelsight.present.output import (
     write_table,
     write_text,
 )
-from kernelsight.present.page import HTML, show
 from kernelsight.present.pages.predict import counted, predict_page
+from kernelsight.present.show import HTML, show
 
 COLUMNS = [
     "family",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kernelsight.cli.options import open_saved
 from kernelsight.errors import InvalidInput
 from kernelsight.present.output import Waiting, check_ending, note
-from kernelsight.present.page import HTML
+from kernelsight.present.show import HTML
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the HTML page of a saved run."""
-    from kernelsight.present.page import write_page
+    from kernelsight.present.show import write_page
 
     if arguments.output is None:
         raise InvalidInput("report needs -o FILE, the page to write (.html).")

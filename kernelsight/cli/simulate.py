@@ -12,7 +12,7 @@ from kernelsight.cli.options import (
 )
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.present.output import PAGE_ENDINGS, Waiting, check_ending, csv_of, note, write_table
-from kernelsight.present.page import HTML, show
+from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.load_rules import RATES, distribution, first_fault, may_hold_conversations, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives

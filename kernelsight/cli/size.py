@@ -16,7 +16,7 @@ from kernelsight.cli.options import (
 from kernelsight.errors import InvalidInput
 from kernelsight.files.numbers import read_number
 from kernelsight.present.output import PAGE_ENDINGS, as_csv, check_ending, note, status, write_table
-from kernelsight.present.page import HTML, show
+from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.objectives import parse_slo
 

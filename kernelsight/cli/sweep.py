@@ -15,8 +15,8 @@ from kernelsight.cli.options import (
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import rounded
 from kernelsight.present.output import PAGE_ENDINGS, check_ending, csv_of, note, status, write_table
-from kernelsight.present.page import HTML, show
 from kernelsight.present.pages.sweep import sweep_page
+from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
 from kernelsight.scenario.objectives import parse_objectives, parse_slo

@@ -7,7 +7,7 @@ from typing import Any
 from kernelsight.cli.command_line import asked
 from kernelsight.cli.options import deployment_flags, launch_line, open_session
 from kernelsight.present.output import PAGE_ENDINGS, as_csv, check_ending, write_table
-from kernelsight.present.page import HTML, show
+from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.upgrades.question import read_limits
 

@@ -16,7 +16,7 @@ from kernelsight.comparison.settings import with_stated
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.logs.read_logs import is_table, read_logs, read_table
-from kernelsight.present.page import notebook
+from kernelsight.present.show import notebook
 from kernelsight.scenario.argument_checks import mapping_of
 from kernelsight.scenario.flag_values import asked_values
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
-from kernelsight.present.page import notebook
+from kernelsight.present.show import notebook
 from kernelsight.scenario.argument_checks import values_of
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.objectives import interval_columns, stated_slo

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.escape import visible
 from kernelsight.number_format import number
-from kernelsight.present.page import notebook, write_page
+from kernelsight.present.show import notebook, write_page
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.launch.deployments import launch_assumptions, with_launch_line
 from kernelsight.scenario.plan import Plan, give_plan, plan_rows

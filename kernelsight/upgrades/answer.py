@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput, LimitPassed
 from kernelsight.escape import visible
 from kernelsight.number_format import deviation, interval, number
-from kernelsight.present.page import notebook
+from kernelsight.present.show import notebook
 from kernelsight.upgrades.question import Limit, Question
 from kernelsight.upgrades.upgrade_tables import TABLES
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.present.page import lines_of
 from kernelsight.present.pages.simulate import simulation_page
+from kernelsight.present.show import lines_of
 from kernelsight.session import connect
 from tests.cli.conftest import flags_of, simulate_all
 

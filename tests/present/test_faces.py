@@ -10,7 +10,8 @@ import pytest
 
 from kernelsight.cli.main import main
 from kernelsight.present.output import as_csv
-from kernelsight.present.page import Figure, Page, Table, lines_of, show, table_of
+from kernelsight.present.page import Figure, Page, Table
+from kernelsight.present.show import lines_of, show, table_of
 from tests.present.html.browser import specs_of, without_scripts
 
 STEP = ["predict", "--model", "qwen3-0.6b", "--gpu", "l4", "--context-len", "1000"]

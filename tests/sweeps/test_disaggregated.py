@@ -7,8 +7,8 @@ import json
 import pytest
 
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.present.page import lines_of
 from kernelsight.present.pages.simulate import simulation_page
+from kernelsight.present.show import lines_of
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, prefill_row, scenario_row
 from kernelsight.session import Session
 from tests.asked import give_plan, sweep

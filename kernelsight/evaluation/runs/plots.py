@@ -12,7 +12,8 @@ from kernelsight.errors import InvalidInput, extra_missing
 from kernelsight.evaluation.runs.run_scores import GROUP
 from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
 from kernelsight.present.html.page import plain
-from kernelsight.present.page import HTML, Figure, Page, write_page
+from kernelsight.present.page import Figure, Page
+from kernelsight.present.show import HTML, write_page
 
 SIZE = 300
 

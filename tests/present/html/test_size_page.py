@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kernelsight.present.page import write_page
 from kernelsight.present.pages.size import size_page
+from kernelsight.present.show import write_page
 from tests.present.html.browser import FETCHED, specs_of, without_scripts
 
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
