@@ -12,10 +12,9 @@ from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_rows, scopes
 from kernelsight.evaluation.runs.campaigns import spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.plots import backtest_figures, check_picture, draw
-from kernelsight.evaluation.runs.report import METRICS as LABELLED
+from kernelsight.evaluation.runs.plots import backtest_figures
 from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
-from kernelsight.number_format import deviation, number, percent
+from kernelsight.number_format import deviation, percent
 from kernelsight.present.output import PAGE_ENDINGS, as_csv, as_json, check_ending, note, write_table, write_text
 from kernelsight.present.page import Figure, Page, Table
 from kernelsight.present.show import HTML, show
@@ -26,9 +25,8 @@ def backtest_page(answer: Mapping[str, Any], figures: Callable[[], Sequence[Figu
     tables = [
         _campaigns(answer),
         _models_and_axes(answer),
-        coverage_table(answer),
         Table(rows=[line(name_of(group), group) for group in answer["groups"]]),
-        *(_disaggregated(answer), *_scored_separately(answer), _speculative(answer)),
+        *(_disaggregated(answer), *_scored_separately(answer)),
     ]
     if laboratory.is_here():
         tables += laboratory.part("cli.backtest_tables", "a table of published runs").tables(answer)
@@ -45,10 +43,12 @@ def _head(answer: Mapping[str, Any]) -> list[str]:
     """Return the line on runs that were read and replayed, and the legend of scores."""
     partly = answer["partly_measured"]
     lacking = f", {partly:,} lack TTFT, TPOT or lengths and are scored by campaign alone" if partly else ""
+    repeat = "of these repeat the measurement of a scored run and are not fitted on"
+    repeated = f" ({answer['repeated']} {repeat})" if "repeated" in answer else ""
     return [
         f"{answer['read']:,} rows read, {answer['runs']:,} replayed; {answer['fitted_on']:,} of them (SHA-256 of the "
-        f"id modulo 5 is 0) are for fitting and not scored ({answer['repeated']} of these repeat the measurement of a "
-        f"scored run and are not fitted on), {answer['stated_again']} state a scored measurement again{lacking}; tier "
+        f"id modulo 5 is 0) are for fitting and not scored{repeated}, "
+        f"{answer['stated_again']} state a scored measurement again{lacking}; tier "
         f"{answer['tier']}, host constants {answer['constants']}",
         "median APE / MAPE, 90th percentile, median signed error",
     ]
@@ -85,22 +85,6 @@ def _models_and_axes(answer: Mapping[str, Any]) -> Table:
     return Table(rows=rows)
 
 
-def coverage_table(answer: Mapping[str, Any]) -> Table:
-    """Return a table of the coverage and width of 90 % intervals by label, with the first level of constants."""
-    cells: dict[tuple[str, str], dict[str, str]] = {}
-    for row in answer["coverage"]:
-        line = cells.setdefault((row["label"], row["value"]), {"": f"{row['label']} {row['value']}"})
-        line[row["metric"]] = f"{percent(row['coverage_90'], 0)} of {row['n']}, {number(row['width_90'])}"
-    rows = [{"": "", **dict.fromkeys(LABELLED, "")} | line for line in cells.values()]
-    if rows:
-        rows[0][""] = "all"
-    return Table(
-        "runs within the 90 % interval of a prediction, of all runs with the metric, and its median p95 / p05, by what "
-        "is known beforehand:",
-        rows,
-    )
-
-
 def _disaggregated(answer: Mapping[str, Any]) -> Table:
     """Return scores of runs with P/D disaggregation."""
     report = answer["disaggregated"]
@@ -119,24 +103,6 @@ def _scored_separately(answer: Mapping[str, Any]) -> list[Table]:
         )
         for report in answer["separate"]
     ]
-
-
-def _speculative(answer: Mapping[str, Any]) -> Table:
-    """Return scores of runs with and without speculative decoding."""
-    report = answer["speculative"]
-    if not report["with_drafts"]["ttft"]["n"]:
-        return Table()
-    rates = report["draft_acceptance_rate"]
-    fitted = ", ".join(f"{proposer} {percent(rate)}" for proposer, rate in rates.items())
-    rows = []
-    for kind in ("with_drafts", "without_drafts"):
-        rows += [line(kind.replace("_", " "), report[kind])]
-        rows += [line(f"- {name_of(group)}", group) for group in report[kind]["groups"]]
-    return Table(
-        "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
-        f"rates fitted on the fitting fifth: {fitted}",
-        rows,
-    )
 
 
 def line(scope: str, scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +134,8 @@ NESTED = ("flags", "recipes", "errors", "interval_factors", "compared", "tiers")
 def run(arguments: Any) -> None:
     """Replay the measured runs, print the scores, and write the report, plots and tables."""
     target = check_ending(arguments.output, PAGE_ENDINGS)
-    picture = check_picture(arguments.plot)
+    plots = laboratory.part("cli.backtest_plot", "--plot") if arguments.plot else None
+    picture = plots.check_picture(arguments.plot) if plots else None
     levels = tuple(dict.fromkeys(arguments.constants.split(",")))
     check_options(levels, arguments.against)
     runs = read_runs(*arguments.runs)
@@ -196,8 +163,8 @@ def run(arguments: Any) -> None:
         rows = [json.loads(text) for text in session.table("replayed_runs")["run"].to_pylist()]
         if target and target.suffix == ".duckdb":
             session.save(target, [*sorted(session.given()), *TABLES])
-    if picture:
-        draw(rows, answer, picture)
+    if plots:
+        plots.draw(rows, answer, picture)
     if target and target.suffix == ".json":
         write_text(as_json(answer) + "\n", target)
     elif target and target.suffix not in (".duckdb", HTML):

@@ -52,11 +52,6 @@ def bin_probabilities(mean: np.ndarray, sd: np.ndarray, anchor_log: float) -> np
     return np.diff(np.column_stack([np.zeros(len(mean)), below, np.ones(len(mean))]), axis=1)
 
 
-def bins_of(logs: np.ndarray, anchor_log: float) -> np.ndarray:
-    """Return the bins, from 0, of measured log latencies."""
-    return np.searchsorted(np.log(np.array(BIN_EDGES)), anchor_log - logs, side="right")
-
-
 def chance_faster(mean: np.ndarray, sd: np.ndarray, works: np.ndarray, best: float) -> np.ndarray:
     """Return the probability that a candidate works and is at least 2 % faster than ``best`` (log latency)."""
     return ndtr((best + WORTH - mean) / sd) * works
