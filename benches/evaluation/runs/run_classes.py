@@ -16,6 +16,7 @@ from kernelsight.evaluation.runs.run_scores import (
     measured_both,
     scores,
 )
+from kernelsight.models.model_names import base_of
 
 KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
 
@@ -62,3 +63,12 @@ def over_groups(served: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
         }
         by_kind[name] = {"groups": len(group_scores), **medians}
     return by_kind
+
+
+def is_mixture(name: str) -> bool:
+    """Return whether a model is a mixture of experts, by its config or, of a variant, that of its base.
+
+    >>> is_mixture("Qwen/Qwen3-30B-A3B-FP8"), is_mixture("nvidia/Qwen3-32B-NVFP4"), is_mixture("mixtral-8x7b-v0.1")
+    (True, False, True)
+    """
+    return base_of(name)[1]["experts"] is not None

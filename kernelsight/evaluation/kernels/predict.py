@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from kernelsight import laboratory
 from kernelsight.catalog.tables import facts
 from kernelsight.dataflow.python_nodes import produces
-from kernelsight.evaluation.kernels import predict
 from kernelsight.evaluation.kernels.evaluate import evaluate
 from kernelsight.evaluation.kernels.kernel_scores import score_rows
 from kernelsight.fitting.expressions import fit_family, predict_family
@@ -80,7 +79,7 @@ def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
     result, _ = evaluate(
         [Path(name) for name in row["sweeps"]],
         split,
-        predict.fit_and_predict,
+        fit_and_predict,
         modelled=FAMILIES,
         families=row["families"],
         final=bool(row["final"]),

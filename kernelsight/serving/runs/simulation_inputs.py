@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.caches.memory_cache import memoised
-from kernelsight.scenario.router_weights import parse_weights
+from kernelsight.scenario.flag_values import parse_weights
 from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine import records, replica
 from kernelsight.serving.engine.host import host_of
