@@ -51,6 +51,7 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
                 "overlapped": bool(random.integers(2)),
                 "ranks_padded": False,
                 "piecewise_launches": int(random.integers(1, 200)),
+                "inner_launches": int(random.integers(0, 400)),
                 "front_ends": int(random.integers(1, 4)),
                 "exposed_requests_half": random.choice([None, 64.0]),
             }
