@@ -73,7 +73,9 @@ def carry() -> list[Path]:
     CARRIED.mkdir(parents=True)
     processor = dict(zip(PROCESSOR_VARIABLES, (LEVEL, ""), strict=True))
     environment = processor | {"KERNELSIGHT_CACHE": "", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", QUESTIONS, json.dumps(LOAD), *LINKED], env=os.environ | environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", QUESTIONS, json.dumps(LOAD), *LINKED], env=os.environ | environment, check=True
+    )
     return sorted(CARRIED.glob(f"*{ENDING}"))
 
 

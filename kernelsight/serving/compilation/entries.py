@@ -108,9 +108,7 @@ def _loaded(code: Code, words: str) -> Callable[[list[Any]], Any]:
         raise ValueError(f"machine code that takes {code.words} and answers {code.answer}, not {words}")
     address, held = _in_memory(code.content)
     pointers = [ctypes.c_void_p, ctypes.c_void_p]
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *(WORDS[word] for word in words))(
-        address
-    )
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *(WORDS[word] for word in words))(address)
     kind = ANSWERS[code.answer]
 
     def call(words: list[Any], _held: Any = held) -> Any:
