@@ -1,7 +1,10 @@
 """Entry points of the scheduler: functions that Python calls as machine code, by ctypes and without numba.
 
-Cached machine code is loaded by llvmlite alone; numba is imported only to compile. A function's result and its
-exception are written through two pointers.
+Code that the package carries is a shared object, which the system loads; cached machine code is loaded by llvmlite, and
+numba is imported only to compile. A function's result and its exception are written through two pointers. Code is
+cached by the digest of an entry point's sources, its bytecode and all rules and values that it refers to: comments,
+docstrings, line numbers, and rules that it does not reach do not change it, so that an edit of these compiles nothing
+again. Numba's own cache cannot do this: it names symbols by the order in which a process compiles.
 """
 
 from __future__ import annotations
@@ -10,14 +13,20 @@ import contextlib
 import ctypes
 import hashlib
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from kernelsight.errors import RunFailed
 from kernelsight.serving.compilation.arguments import WORDS, take, words_of
 from kernelsight.serving.compilation.machine_code import (
+    SHARED_OBJECT,
     SYMBOL,
     Code,
     EntryKey,
@@ -28,8 +37,81 @@ from kernelsight.serving.compilation.machine_code import (
     numba_version,
     read_code,
 )
-from kernelsight.serving.compilation.rule_digest import rules_digest
-from kernelsight.serving.compilation.rules import Rule
+from kernelsight.serving.compilation.rules import Rule, WrittenOut
+
+# how rules are compiled, linked and called
+COMPILER = ("arguments.py", "compiled.py", "entries.py", "linking.py", "machine_code.py", "rules.py")
+PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype)
+
+
+class Unstated(Exception):
+    """A rule refers to a value of a type that the digest does not cover."""
+
+
+def rules_digest(function: Callable[..., Any]) -> str | None:
+    """Return a hash of everything that determines a function's machine code; None where it refers to other types."""
+    digest = hashlib.sha256()
+    for name in COMPILER:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    try:
+        _add_function(function, digest, {})
+    except Unstated:
+        return None
+    return digest.hexdigest()
+
+
+def _add_function(function: Callable[..., Any], digest: Any, numbers: dict[int, int]) -> None:
+    """Add a function and all that it refers to, each function once."""
+    if id(function) in numbers:
+        digest.update(b"again %d" % numbers[id(function)])
+        return
+    numbers[id(function)] = len(numbers)
+    _add_code(function.__code__, function.__globals__, function.__doc__, digest, numbers)
+    enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
+    for value in (*(function.__defaults__ or ()), *enclosed):
+        _add_value(value, digest, numbers)
+
+
+def _add_code(
+    code: CodeType, module_names: dict[str, Any], doc: str | None, digest: Any, numbers: dict[int, int]
+) -> None:
+    shape = (code.co_argcount, code.co_flags, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    digest.update(repr((shape, code.co_exceptiontable)).encode() + code.co_code)
+    for number, value in enumerate(code.co_consts):
+        if isinstance(value, CodeType):
+            _add_code(value, module_names, None, digest, numbers)
+        elif number or value != doc:
+            digest.update(repr(value).encode())
+    for name in code.co_names:
+        if name in module_names:
+            digest.update(name.encode())
+            _add_value(module_names[name], digest, numbers)
+
+
+def _add_value(value: Any, digest: Any, numbers: dict[int, int]) -> None:
+    """Add what compiled code may depend on in a value. Unstated: a type that is not covered."""
+    digest.update(type(value).__name__.encode())
+    if isinstance(value, Rule):
+        digest.update(repr(sorted(value.options.items())).encode())
+        _add_function(value.py_func, digest, numbers)
+    elif isinstance(value, WrittenOut):
+        _add_function(value.py_func, digest, numbers)
+    elif isinstance(value, FunctionType):
+        _add_function(value, digest, numbers)
+    elif isinstance(value, PLAIN):
+        digest.update(repr(value).encode())
+    elif isinstance(value, tuple):
+        for item in value:
+            _add_value(item, digest, numbers)
+    elif isinstance(value, type):
+        digest.update(repr((value.__module__, value.__qualname__, getattr(value, "_fields", None))).encode())
+    elif isinstance(value, BuiltinFunctionType | np.ufunc):
+        digest.update(value.__name__.encode())
+    elif isinstance(value, ModuleType) and value.__name__ == "numpy":
+        digest.update(np.__version__.encode())
+    else:
+        raise Unstated(f"{value!r}")
+
 
 Kinds = tuple[Any, ...]
 # status of a successful call, with a result and without
@@ -104,14 +186,12 @@ def _loaded(code: Code, words: str) -> Callable[[list[Any]], Any]:
     """Return a function that calls machine code with words. ValueError: it takes others, or is no machine code."""
     if code.words != words or code.answer not in ANSWERS:
         raise ValueError(f"machine code that takes {code.words} and answers {code.answer}, not {words}")
-    engine = _engine(code.content)
+    address, held = _in_memory(code.content)
     pointers = [ctypes.c_void_p, ctypes.c_void_p]
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *(WORDS[word] for word in words))(
-        engine.get_function_address(SYMBOL)
-    )
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *(WORDS[word] for word in words))(address)
     kind = ANSWERS[code.answer]
 
-    def call(words: list[Any], _held: Any = engine) -> Any:
+    def call(words: list[Any], _held: Any = held) -> Any:
         answer, fault = (kind or ctypes.c_int64)(), ctypes.c_void_p()
         status = function(ctypes.byref(answer), ctypes.byref(fault), *words)
         if status not in (ENDED, ENDED_WITHOUT):
@@ -121,8 +201,18 @@ def _loaded(code: Code, words: str) -> Callable[[list[Any]], Any]:
     return call
 
 
-def _engine(content: bytes) -> Any:
-    """Return LLVM's execution engine with an object file loaded. RuntimeError: ``content`` is none."""
+def _in_memory(content: bytes) -> tuple[int, Any]:
+    """Return the address of the function in an object file, or in a shared object, and what keeps it in memory.
+
+    RuntimeError: ``content`` is neither.
+    """
+    if content.startswith(SHARED_OBJECT):
+        # stays open: the system's loader takes an equal path for the same library
+        handle = os.memfd_create(SYMBOL)
+        with os.fdopen(handle, "wb", buffering=0, closefd=False) as file:
+            file.write(content)
+        library = ctypes.CDLL(f"/proc/self/fd/{handle}")
+        return ctypes.cast(getattr(library, SYMBOL), ctypes.c_void_p).value or 0, library
     from llvmlite import binding as llvm
 
     llvm.initialize_native_target()
@@ -132,4 +222,4 @@ def _engine(content: bytes) -> Any:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(object_file)
     engine.finalize_object()
-    return engine
+    return engine.get_function_address(SYMBOL), engine
