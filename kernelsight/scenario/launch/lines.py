@@ -276,7 +276,7 @@ def _values_understood(option: Option) -> str:
 
 def _use_gpu(reading: Reading, label: str, name: str) -> None:
     """Set the flag gpu from a node selector or another field, if it names a GPU; ``gpu:h100:8`` does too."""
-    from kernelsight.scenario.gpu_names import find_gpu
+    from kernelsight.catalog.gpu_names import find_gpu
 
     setting = Setting(label, name, f"{label} {name}")
     parts = [name, *name.split(":"), name.partition("gpu-")[2].partition(":")[0]]

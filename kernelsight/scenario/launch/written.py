@@ -189,7 +189,7 @@ def product_of(gpu: str) -> str:
     >>> product_of("h200_sxm"), product_of("no_such")
     ('NVIDIA-H200', 'no_such')
     """
-    from kernelsight.scenario.gpu_names import find_gpu
+    from kernelsight.catalog.gpu_names import find_gpu
 
     names = [row["alias"] for row in facts("gpu_aliases").to_pylist() if row["gpu"] == gpu and "*" not in row["alias"]]
     names = [name.replace(" ", "-") for name in names if name.startswith(("NVIDIA", "AMD"))]

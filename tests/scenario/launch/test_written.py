@@ -7,9 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.gpu_names import find_gpu
 from kernelsight.scenario.launch.deployments import read_launch_line
 from kernelsight.scenario.launch.written import FORMS, deployment_files, product_of
 from kernelsight.scenario.scenario_rows import deployment_rows, normalise
