@@ -154,6 +154,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, role: str, conten
         paths.append(path)
     sentence = refusal(*paths) if role == "requests" else refusal(**{role: paths})
     assert words in sentence and "secret" not in sentence and "diary" not in sentence
+    assert len(sentence.replace(str(tmp_path), "").replace(str(DATA), "")) <= 200
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,12 @@ def launch_command(
     model: Mapping[str, Any] | None = None,
     speculative_model: str | None = None,
     asked: str | None = None,
+    explicit: bool = False,
 ) -> LaunchCommand:
     """Return the command that launches a row of ``deployments``, or flags; ``model``: its row of ``models``.
 
     ``speculative_model``: the draft model's name; ``asked``: the model's name as a user wrote it, where the row has the
-    catalogue's. Settings that are the engine's default are left out. InvalidInput: no model.
+    catalogue's. Settings that are the engine's default are left out, unless ``explicit``. InvalidInput: no model.
 
     >>> launch_command({"model": "qwen3-32b", "engine": "vllm", "tp": 4, "max_num_seqs": 128}).line
     'vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 128'
@@ -81,12 +82,14 @@ def launch_command(
         option_words["--chunked-prefill-size"] = "-1"
     for flag, value in flags.items():
         if flag == "kv_cache_tokens" and engine == "vllm":  # its option counts blocks
-            value //= flags.get("block_size", BLOCK_TOKENS[engine])
+            value, remainder = divmod(value, flags.get("block_size", BLOCK_TOKENS[engine]))
+            unsaid |= {flag: flags[flag]} if remainder else {}
         if flag == "max_num_seqs" and engine == "trtllm":  # its option counts the requests of a micro-batch
             value, remainder = divmod(value, flags.get("pipeline_parallel_size", 1))
             unsaid |= {flag: flags[flag]} if remainder else {}
         default = _default(engine, flag, bool(deployment.get("engine_version")))
-        if flag in (*PARALLEL, *unsaid) or (value == default and flags[flag] == flags_before[flag]):
+        is_default = value == default and flags[flag] == flags_before[flag]
+        if flag in (*PARALLEL, *unsaid) or (is_default and not explicit):
             continue
         if flag == "kv_tier":
             tier_words = tier_options(engine, value, flags.get(PARALLEL[0], 1) * flags.get(PARALLEL[1], 1))
@@ -95,7 +98,7 @@ def launch_command(
             continue
         option = _option(engine, flag, value)
         if option is None:
-            if not (flag == "enable_chunked_prefill" and engine == "sglang"):
+            if not is_default and not (flag == "enable_chunked_prefill" and engine == "sglang"):
                 unsaid[flag] = value
         else:
             option_words[option[0]] = option[1]
@@ -107,7 +110,7 @@ def _parallel(engine: str, flags: dict[str, Any], moe: bool) -> tuple[dict[str, 
     tp, pp, dp, ep = (flags.get(name, 1) for name in PARALLEL)
     option_words: dict[str, str | None] = {}
     unsaid: dict[str, Any] = {}
-    shares_group = engine == "trtllm" or (engine == "sglang" and moe)
+    shares_group = engine == "trtllm" or (engine == "sglang" and (moe or ep > 1))
     if dp > 1 and shares_group:
         if engine == "trtllm" and tp > 1:
             unsaid["data_parallel_size"] = dp

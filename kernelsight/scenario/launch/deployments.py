@@ -22,7 +22,7 @@ SIGNS = {
 STATES_ROLE = tuple(
     dict.fromkeys(sign.partition(" ")[0] for signs in SIGNS.values() for sign in signs if sign[0] == "-")
 )
-MOST_NAMED = 8
+LONGEST_LIST = 70  # characters, after which no further server is named
 
 
 def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
@@ -54,12 +54,13 @@ def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
         counts = {name: sum(_role(command) == name for command in commands) for name in POOLS}
         pools = (read_command(roles[name], read_files, f"{name}_replicas") for name in POOLS)
         return _disaggregated(*pools, *counts.values())
-    which = "choose one with" if text.startswith("@") else "write the text to a file, and choose one with"
     place = text if text.startswith("@") else "@FILE"
-    raise InvalidInput(
-        f"the launch text starts {len(commands)} servers: {_listed(commands)}; {which} {place}#NAME, or give the "
-        "prefill and the decode replicas of one disaggregated deployment."
+    error = InvalidInput(
+        f"the launch text starts {len(commands)} servers: {_listed(commands)}; choose one with {place}#NAME, or give "
+        "the prefill and the decode replicas of one."
     )
+    error.details = f"servers: {_listed(commands, len(commands))}"
+    raise error
 
 
 def _choice(text: str) -> tuple[str, str | None]:
@@ -105,13 +106,16 @@ def _chosen(commands: Sequence[Command], name: str, text: str) -> list[Command]:
     return found
 
 
-def _listed(commands: Sequence[Command]) -> str:
-    """Return the names of commands with their models."""
-    shown = []
-    for number, command in enumerate(commands[:MOST_NAMED], start=1):
+def _listed(commands: Sequence[Command], most: int = 0) -> str:
+    """Return the names of commands with their models: of ``most``, else as many as a sentence takes."""
+    shown: list[str] = []
+    for number, command in enumerate(commands, start=1):
         own = [name for name in command.role.names if sum(name in other.role.names for other in commands) == 1]
         shown.append(f"{own[0] if own else number} ({_model(command)})")
-    return ", ".join(shown) + (f" and {len(commands) - MOST_NAMED} more" if commands[MOST_NAMED:] else "")
+        if not most and len(", ".join(shown)) > LONGEST_LIST:
+            break
+    more = f" and {len(commands) - len(shown)} more" if len(commands) > len(shown) else ""
+    return ", ".join(shown) + more
 
 
 def _model(command: Command) -> str:

@@ -13,8 +13,8 @@ from kernelsight.files.bounded_files import read_text
 from kernelsight.files.redaction import redacted_words
 from kernelsight.scenario.launch.documents import other_text, plain_text
 from kernelsight.scenario.launch.engine_options import find_option, options
-from kernelsight.scenario.launch.programs import Program, program_of_image, program_of_words
-from kernelsight.scenario.launch.shape_table import Role
+from kernelsight.scenario.launch.programs import Program, program_names, program_of_image, program_of_words
+from kernelsight.scenario.launch.shape_table import Role, forms
 from kernelsight.scenario.launch.shapes import read_roles
 from kernelsight.scenario.launch.shell_scripts import Script
 
@@ -91,7 +91,9 @@ def commands_in(text: str, origin: str) -> list[Command]:
     found = [command for role in roles for command in _of_role(role)]
     servers = [command for command in found if command.engine in ENGINES]
     if not servers:
-        raise InvalidInput(_no_server(found, roles, other))
+        error = InvalidInput(_no_server(found, roles, other))
+        error.details = f"known programs: {', '.join(program_names())}; known forms of documents: {', '.join(forms())}"
+        raise error
     others = [command for command in found if command.engine not in ENGINES]
     notes = [(_named(command), "none", f"{command.program.title}: not simulated") for command in others]
     notes += [("typographic quotes or dashes", "none", "read as plain ones")] if plain != text else []
@@ -126,17 +128,16 @@ def _no_server(found: Sequence[Command], roles: Sequence[Role], other: Mapping[s
         taken = " ".join(f"{option} {value}" for option, value in values if value)
     if title:
         return (
-            f"the launch text starts {title}, which is not simulated; take its model and shards over: give "
-            f"{taken or '--model NAME -tp N'} with --engine vllm, sglang or trtllm in place of --launch."
+            f"the launch text starts {title}, which is not simulated; in place of --launch give its model and shards: "
+            f"{taken or '--model NAME -tp N'}, and --engine."
         )
     hidden = next((role for role in roles if program_of_image(str(role.facts.get("image", "")))[0]), None)
     unread = next((note for role in roles for note in role.notes if note[1] == "not_modelled"), None)
     reason = f" ({'.'.join(hidden.names) or 'image'}: {NOT_HERE})" if hidden else ""
     reason = f" ({unread[0]}: {unread[2]})" if unread and not hidden else reason
     return (
-        f"the launch line starts no known server{reason}; give a line with `vllm serve`, `sglang serve`, `python -m "
-        "sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with a deployment file, such "
-        "as a Kubernetes manifest."
+        f"the launch line starts no known server{reason}; give its own command, such as `vllm serve MODEL`, or @FILE "
+        "with a deployment file."
     )
 
 

@@ -70,6 +70,8 @@ def deployment_files(
     if form not in FORMS:
         raise InvalidInput(f"write_launch is {form!r}; give one of {', '.join(FORMS)}.")
     flags = normalise(flags)
+    if not flags.get("model") or not flags.get("gpu"):
+        raise InvalidInput("--write-launch needs --model and --gpu, or a --launch that names them.")
     prefill = prefill_flags(flags)
     given = {None: flags} if prefill is None else {"prefill": prefill, "decode": flags}
     name = (
@@ -88,7 +90,7 @@ def _pool(
     row = deployment_row(flags)
     engine, sizes = row["engine"], [flags.get(size, 1) for size in PARALLEL[:3]]
     draft = flags.get("speculative_model") if flags.get("speculative_method") == "draft_model" else None
-    command = launch_command(row, model, draft, asked)
+    command = launch_command(row, model, draft, asked, explicit=True)
     words = next(split_commands(command.line))
     served = words[4] if engine == "sglang" else words[2] if engine == "vllm" else words[1]
     gpus = sizes[0] * sizes[1] * sizes[2]

@@ -83,19 +83,9 @@ def test_options(case):
 
 @pytest.mark.parametrize("case", [case for case in LINES if "refused" in case], ids=lambda case: case["line"])
 def test_refusals(case):
-    with pytest.raises(InvalidInput, match=re.escape(case["refused"])):
+    with pytest.raises(InvalidInput, match=re.escape(case["refused"])) as error:
         read_launch_line(case["line"])
-
-
-def test_a_variable_that_allows_longer_sequences_reaches_as_far_as_is_asked():
-    line = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B --max-model-len 65536"
-    assert flags_of(line)["max_position_embeddings"] == 65536
-    assert "max_position_embeddings" not in flags_of(line.replace("=1", "=0"))
-    assert "max_position_embeddings" not in flags_of("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B")
-
-
-def test_the_method_of_a_quantised_checkpoint_is_not_applied_again():
-    assert flags_of("vllm serve Qwen/Qwen3-32B-FP8 --quantization fp8") == {"model": "Qwen/Qwen3-32B-FP8"}
+    assert len(str(error.value)) <= 200
 
 
 def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
@@ -135,29 +125,16 @@ def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
     assert said["extra.yaml: --print_iter_log"] == said["mpirun -n 8 trtllm-llmapi-launch"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("stages", "seats"), [("", 64), (" --pp_size 1", 64), (" --pp_size 2", 128), (" --pp_size 8", 512)]
-)
-def test_the_seats_of_trtllm_serve_are_those_of_a_micro_batch(stages, seats):
-    line = read_launch_line(f"trtllm-serve meta-llama/Llama-3.1-8B --max_batch_size 64{stages}")
-    assert line.flags["max_num_seqs"] == seats
-    reason = next(word.reason for word in line.words if "max_batch_size" in word.words)
-    assert ("pipeline stages" in (reason or "")) == (seats > 64)
-
-
-def test_a_file_of_options_that_is_not_here_is_listed():
-    assert effects("trtllm-serve m --config gone.yaml")["--config gone.yaml"] == "not_modelled"
-
-
 def test_words_that_are_ignored_say_whether_they_matter():
     found = effects(
         "CUDA_VISIBLE_DEVICES=0 VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m --trust-remote-code --port 80 "
-        "--enable-lora --kv-cache-dtype nvfp4 --middleware a b --no-such 3 --also-none -tp 2 2>&1 | tee log"
+        "--config gone.yaml --enable-lora --kv-cache-dtype nvfp4 --middleware a b --no-such 3 --also-none -tp 2 2>&1 | tee log"
     )
     assert found == {
         "m": "used",
         "--trust-remote-code": "none",
         "--port 80": "none",
+        "--config gone.yaml": "not_modelled",
         "--enable-lora": "not_modelled",
         "--kv-cache-dtype nvfp4": "not_modelled",
         "--middleware a b": "none",
@@ -195,24 +172,6 @@ def test_a_kubernetes_manifest_tells_the_gpu_too(tmp_path):
         "replicas": 2,
     }
     assert {"HF_TOKEN=<redacted>", "VLLM_USE_V1=1", "nvidia.com/gpu: 4"} <= {word.words for word in line.words}
-
-
-def test_prefill_and_decode_replicas_are_one_deployment(tmp_path):
-    path = tmp_path / "run.sh"
-    path.write_text(
-        "python -m sglang.launch_server --model-path m --tp 4 --disaggregation-mode=prefill "
-        "--chunked-prefill-size 4096 &\n"
-        "python -m sglang.launch_server --model-path m --tp 8 --disaggregation-mode decode --page-size 16 &\n"
-    )
-    assert flags_of(f"@{path}") == {
-        "model": "m",
-        "tensor_parallel_size": 8,
-        "block_size": 16,
-        "prefill_replicas": 1,
-        "decode_replicas": 1,
-        "prefill_tensor_parallel_size": 4,
-        "prefill_max_num_batched_tokens": 4096,
-    }
 
 
 def test_flags_beside_the_line_have_precedence():
