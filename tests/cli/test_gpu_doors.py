@@ -13,7 +13,7 @@ import pytest
 import kernelsight as ks
 from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.catalog.tables import facts
-from kernelsight.choices import questions
+from kernelsight.choices import choices
 from kernelsight.cli.calibrate import evaluate, fit, import_sweeps, measure, plan
 from kernelsight.cli.search.forecast import gpu_row
 from kernelsight.dataflow.locations import folder
@@ -86,10 +86,10 @@ def opened(monkeypatch, name: str) -> str:
 
 def chosen(monkeypatch, name: str) -> tuple[str, list[str]]:
     monkeypatch.setattr(
-        questions, "choice_of", lambda sweeps, family, gpu, gpus, sources, calls: (gpu, list(sources or ()))
+        choices, "choice_of", lambda sweeps, family, gpu, gpus, sources, calls: (gpu, list(sources or ()))
     )
     row = {"gpu": name, "calls": None, "sweeps": [], "family": "gemm", "sources": [name]}
-    return questions.choice_of_question(row, facts("gpus"))
+    return choices.choice_of_question(row, facts("gpus"))
 
 
 def split_of(name: str) -> tuple[str, str]:
