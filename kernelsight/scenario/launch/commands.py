@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from kernelsight.catalog.tables import facts
+from kernelsight.catalog.tables import catalogue_yaml, facts
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.models.config import served_name
@@ -16,22 +16,17 @@ from kernelsight.scenario.launch.engine_options import Option, options
 from kernelsight.scenario.launch.kv_tiers import tier_options
 from kernelsight.scenario.launch.rules import BLOCK_TOKENS
 
-PROGRAMS = {
-    "vllm": ["vllm", "serve"],
-    "sglang": ["python", "-m", "sglang.launch_server", "--model-path"],
-    "trtllm": ["trtllm-serve"],
-}
-# options of the command trtllm-serve; all others are fields of its YAML file
-OF_TRTLLM_SERVE = frozenset(
-    "--tp_size --pp_size --ep_size --max_batch_size --max_num_tokens --max_seq_len "
-    "--kv_cache_free_gpu_memory_fraction".split()
-)
 OPTIONS_FILE = "options.yaml"
 # flags that a launch command does not express: hardware, engine version, prediction tier, and acceptance of drafts
 BESIDE = frozenset("model gpu engine engine_version tier draft_acceptance_rate".split())
 # the tables of engines' defaults
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
 DEFAULTS = ("engine_presets", "engine_sizes", "engine_memory")
+
+
+def engine_words(engine: str) -> dict[str, Any]:
+    """Return the words of an engine's commands and files, by ``launch_words.yaml``."""
+    return catalogue_yaml("launch_words")["engines"][engine]
 
 
 class LaunchCommand(NamedTuple):
@@ -176,9 +171,10 @@ def _number(value: Any) -> str:
 
 def _written(engine: str, model: str, option_words: Mapping[str, str | None], unsaid: dict[str, Any]) -> LaunchCommand:
     """Return the command; options with a dot become one JSON value, those of TensorRT-LLM a file."""
-    words, nested = [*PROGRAMS[engine], model], {}
+    own, nested = engine_words(engine), {}
+    words = [*own["program"], model]
     for option, value in option_words.items():
-        if engine == "trtllm" and option not in OF_TRTLLM_SERVE:
+        if "command" in own and option not in own["command"]:
             _put(nested, option.lstrip("-").split("."), value)
         elif "." in option:
             _put(nested, option.split("."), value)

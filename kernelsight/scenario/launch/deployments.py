@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelsight.catalog.tables import catalogue_yaml
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS, PREFILL_FLAGS
@@ -14,14 +15,6 @@ from kernelsight.scenario.launch.lines import LaunchLine, Word, read_command
 from kernelsight.scenario.launch.server_commands import Command, read_commands
 
 POOLS = ("prefill", "decode")
-# words of a command that state its role; of vLLM, the connector's kv_role
-SIGNS = {
-    "prefill": ("--disaggregation-mode prefill", "kv_producer", "--server_role context", "--is-prefill-worker"),
-    "decode": ("--disaggregation-mode decode", "kv_consumer", "--server_role generation", "--is-decode-worker"),
-}
-STATES_ROLE = tuple(
-    dict.fromkeys(sign.partition(" ")[0] for signs in SIGNS.values() for sign in signs if sign[0] == "-")
-)
 LONGEST_LIST = 70  # characters, after which no further server is named
 
 
@@ -136,7 +129,11 @@ def _role(command: Command) -> str | None:
 def _stated_role(command: Command) -> str | None:
     """Return the pool that the options of a command state, or None."""
     text = " ".join(command.words).lower().replace("=", " ")
-    return next((role for role, signs in SIGNS.items() if any(sign in text for sign in signs)), None)
+    return next((role for role, signs in _signs().items() if any(sign in text for sign in signs)), None)
+
+
+def _signs() -> dict[str, list[str]]:
+    return catalogue_yaml("launch_words")["signs"]
 
 
 def _disaggregated(prefill: LaunchLine, decode: LaunchLine, prefills: int = 1, decodes: int = 1) -> LaunchLine:
@@ -188,7 +185,8 @@ def _with_expert_size(line: LaunchLine) -> LaunchLine:
 
 
 def _states_role(word: Word) -> bool:
-    return word.words.startswith((*STATES_ROLE, "--kv-transfer-config"))
+    options = [sign.partition(" ")[0] for signs in _signs().values() for sign in signs if sign[0] == "-"]
+    return word.words.startswith((*options, "--kv-transfer-config"))
 
 
 def with_launch_line(

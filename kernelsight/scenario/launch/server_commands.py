@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from kernelsight.catalog.tables import catalogue_yaml
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.redaction import redacted_words
@@ -20,15 +21,7 @@ from kernelsight.scenario.launch.shell_scripts import Script
 
 ENGINES = ("vllm", "sglang", "trtllm")
 INSTEAD = "give a file or line with the server's own command or manifest"
-# programs that run a command given as one word
-CARRIERS = ("eval", "ssh", "tmux", "screen", "su", "watch", "sudo", "srun", "pdsh", "kubectl", "nohup")
-SHELLS = ("sh", "bash", "zsh", "dash")
 MOST_NESTED = 4  # shells within shells; the quotes of each make the text up to three times as long
-# options of docker run that take no value; every other one takes one
-DOCKER_SWITCHES = frozenset(
-    "--rm -i -t -d -it -ti -dit -itd --interactive --tty --detach --privileged --init --read-only -P --publish-all "
-    "--no-healthcheck --oom-kill-disable --quiet -q".split()
-)
 OWN_TAG, OTHER_TAG = "the engine's version is that of its tag", "its tag says nothing of the engine's version"
 NOT_HERE = "the command of its container is not in the file"
 
@@ -245,7 +238,7 @@ def _of_words(
             yield command._replace(around=(*_wrapping(words[:index]), *command.around))
         return
     found = program_of_words(words)
-    if found is None and Path(words[0]).name in CARRIERS:
+    if found is None and Path(words[0]).name in _words("carriers"):
         for word in words[1:]:
             if " " in word and program_of_words(word.split()):
                 yield from _of_shell(word, environment, variables, depth + 1)
@@ -257,9 +250,13 @@ def _of_words(
     yield Command(program.engine, words[options_start:], {**environment, **assigned}, around=around, program=program)
 
 
+def _words(kind: str) -> list[str]:
+    return catalogue_yaml("launch_words")[kind]
+
+
 def _shell_of(words: Sequence[str]) -> tuple[int, int]:
     """Return (index of the first shell in words, index of the script that its -c names; 0: it has none)."""
-    index = next((n for n, word in enumerate(words) if Path(word).name in SHELLS), len(words))
+    index = next((n for n, word in enumerate(words) if Path(word).name in _words("shells")), len(words))
     inner = next((n + 1 for n in range(index + 1, len(words)) if re.fullmatch(r"-\w*c", words[n])), 0)
     return index, inner if inner < len(words) else 0
 
@@ -282,7 +279,7 @@ def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> 
     index = words.index("run") + 1
     while index < len(words) and words[index].startswith("-"):
         option, equals, value = words[index].partition("=")
-        if not equals and option not in DOCKER_SWITCHES and index + 1 < len(words):
+        if not equals and option not in _words("docker_switches") and index + 1 < len(words):
             index, value = index + 1, words[index + 1]
         if option in ("-e", "--env"):
             name, _, setting = value.partition("=")
