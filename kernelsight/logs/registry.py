@@ -9,7 +9,6 @@ from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs import (
     bench_results,
-    blis,
     forward_kernels,
     genai_perf,
     guidellm,
@@ -43,7 +42,7 @@ def formats() -> tuple[LogFormat, ...]:
     return (
         *bench_results.FORMATS,
         *queries.formats(),
-        *(module.FORMAT for module in (guidellm, genai_perf, inference_perf, otlp, blis, measured_runs, plain)),
+        *(module.FORMAT for module in (guidellm, genai_perf, inference_perf, otlp, measured_runs, plain)),
         *map(_of_row, facts("log_forms").to_pylist()),
         *(prometheus.FORMAT, forward_kernels.FORMAT, profiles.CHROME, profiles.NSYS),
     )
