@@ -118,7 +118,7 @@ def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> Inval
     if candidates:
         cause = f"is {candidates[0].written_by}; give it with {' or '.join(others)} instead of {FLAGS[role]}"
     elif line:
-        cause = f"is of no known format, and looks like a table of requests; try {line}"
+        cause = f"looks like a table of requests; try {line}"
     elif role == "requests" and any(set(trace.required()) <= columns for trace in trace_formats() if trace.arrival):
         cause = "is a trace: it has arrivals and lengths, and no latency to compare; replay it with simulate --trace"
     elif role == "requests" and any(name.rpartition(".")[2] in TEXTS for name in file.fields):
