@@ -34,7 +34,7 @@ CALLS = [
 
 
 def cut_gpus(gpu: str, measured_as: str | None) -> pa.Table:
-    """Return the catalogue with parts of a GPU that have a share of its tensor rates, all else alike but ample power."""
+    """Return the catalogue with parts of a GPU that have a share of its tensor rates, ample power, all else alike."""
     known = FACTS["gpus"]
     [whole] = [row for row in known.to_pylist() if row["gpu"] == gpu]
     rows = [
