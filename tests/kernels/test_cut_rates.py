@@ -21,7 +21,7 @@ EXPERTS = {"tokens": 32768.0, "hidden": 4096.0, "intermediate": 14336.0, "expert
 CALLS = [
     ("gemm", PRODUCT, "bf16", "bf16", "vllm", 1.1),
     ("gemm", {**PRODUCT, "m": 4096.0, "n": 14336.0, "k": 4096.0}, "bf16", "bf16", "trtllm", 1.1),
-    ("gemm", PRODUCT, "fp8", "fp8", "vllm", 1.11),
+    ("gemm", PRODUCT, "fp8", "fp8", "vllm", 1.12),
     ("gemm", PRODUCT, "fp8", "fp8_block", "sglang", 1.1),
     ("prefill_attention", {**PROMPT, "window": 0.0}, "bf16", "bf16", "vllm", 1.2),
     ("prefill_attention", {**PROMPT, "window": 0.0}, "bf16", "bf16", "trtllm", 1.2),
