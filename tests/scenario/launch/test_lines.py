@@ -197,6 +197,18 @@ def test_a_variable_that_allows_longer_sequences_reaches_as_far_as_is_asked():
     assert "max_position_embeddings" not in flags_of("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B")
 
 
+def test_a_variable_names_a_kernel_unless_an_option_does():
+    serve = "vllm serve Qwen/Qwen3-30B-A3B"
+    assert flags_of(f"VLLM_ROCM_USE_AITER=1 {serve}")["moe_backend"] == "aiter_fused_moe"
+    assert "moe_backend" not in flags_of(f"VLLM_ROCM_USE_AITER=0 {serve}")
+    line = read_launch_line(f"VLLM_ATTENTION_BACKEND=TRITON_ATTN {serve} --attention-backend ROCM_ATTN")
+    assert line.flags["attention_backend"] == "rocm_attention"
+    assert {word.words: word.effect for word in line.words}["VLLM_ATTENTION_BACKEND=TRITON_ATTN"] == "overridden"
+    assert flags_of("SGLANG_USE_AITER=0 python3 -m sglang.launch_server --model-path a/b")["moe_backend"] == (
+        "fused_moe_triton"
+    )
+
+
 def test_the_method_of_a_quantised_checkpoint_is_not_applied_again():
     assert flags_of("vllm serve Qwen/Qwen3-32B-FP8 --quantization fp8") == {"model": "Qwen/Qwen3-32B-FP8"}
 
