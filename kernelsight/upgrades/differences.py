@@ -7,7 +7,7 @@ that replace each other have errors of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.kernels.engine_versions import HALF_OF_90, version_key
@@ -29,19 +29,12 @@ def kernel_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dic
     rows = []
     for family in dict.fromkeys([*sides[0], *sides[1]]):
         old, new = (side.get(family, _NOTHING) for side in sides)
-        rows.append(
-            {
-                "family": family,
-                "phase": after["phase"],
-                "kernel_from": old["kernel"],
-                "kernel_to": new["kernel"],
-                "ms_per_step_from": old["ms"],
-                "ms_per_step_to": new["ms"],
-                "measured_from": old["measured"],
-                "measured_to": new["measured"],
-                "log_sd": _log_sd(old, new),
-            }
-        )
+        ends = {
+            f"{column}_{end}": side[name]
+            for name, column in (("kernel", "kernel"), ("ms", "ms_per_step"), ("measured", "measured"))
+            for end, side in (("from", old), ("to", new))
+        }
+        rows.append({"family": family, "phase": after["phase"], **ends, "log_sd": _log_sd(old, new)})
     return sorted(rows, key=lambda row: -abs(row["ms_per_step_to"] - row["ms_per_step_from"]))
 
 
@@ -109,10 +102,6 @@ def part_factors(rows: Sequence[Mapping[str, Any]], weights: Mapping[str, float]
         time = weights[row["phase"]] * row["ms_per_step_to"]
         moves[part] = moves.get(part, 0.0) + time * row["log_sd"]
         times[part] = times.get(part, 0.0) + time
-    norm = _norm(moves.values())
+    norm = math.hypot(*moves.values()) or 1.0
     sds = {part: moves[part] / times[part] for part in moves if times[part]}
-    return {part: math.exp(sign * HALF_OF_90 * sd * moves[part] / norm) for part, sd in sds.items()} if norm else {}
-
-
-def _norm(values: Iterable[float]) -> float:
-    return math.sqrt(sum(value * value for value in values))
+    return {part: math.exp(sign * HALF_OF_90 * sd * moves[part] / norm) for part, sd in sds.items()}
