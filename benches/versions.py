@@ -62,6 +62,10 @@ WAYS: dict[str, Callable[[Sequence[Link]], Sequence[Link]]] = {
 }
 ALL = "all"
 RULE = next(iter(WAYS))
+PAIR = ("family", "dtype", "engine", "gpu", "from", "to")
+WAY_COLUMNS = ["way", "sign right", "median", "mean", "p90", "bias", "moved: median", "moved: mean", "interval holds"]
+KIND_COLUMNS = ["change", "pairs", "sd (log)", "sd / change", "median", "mean", "p90"]
+MOVED_COLUMNS = [*PAIR, "calls", "kernel before", "kernel after", "measured", "predicted", "interval"]
 
 
 def pairs_of(family: str, rows: pl.DataFrame) -> Iterator[dict[str, Any]]:
@@ -201,88 +205,88 @@ def pairs_judged(sweep: Path, gpus: tuple[str, ...], families: Sequence[str]) ->
         rows = pl.from_arrow(training_rows([sweep], family, gpus, f"{RELEASES} and engine in {ENGINES}"))
         names = rows["implementation"].unique().to_list()
         # what collectors ran and no engine serves with, and other operations, are no upgrade
-        kept = [
-            name
-            for name in names
-            if structure.get((name, "served"), 1.0) and not any(word in name for word in OTHER_OPERATIONS)
-        ]
+        served = [name for name in names if structure.get((name, "served"), 1.0)]
+        kept = [name for name in served if not any(word in name for word in OTHER_OPERATIONS)]
         rows = rows.filter(pl.col("implementation").is_in(kept))
         pairs = list(pairs_of(family, rows)) if rows.height else []
         links = links_of(family, rows, GENERATION) if pairs else []
         for pair in pairs:
             found = judged(pair, rows, links, chosen(pair, sweep, gpus))
-            words = [
-                found[name]
-                for name in ("family", "dtype", "engine", "gpu", "from", "to", "calls", "kind", *("kernels",))
-            ]
-            print(
-                *words, f"{found['measured']:+.3f}", *(f"{log:+.3f}" for log in found["predicted"].values()), flush=True
-            )
+            logs = (found["measured"], *found["predicted"].values())
+            words = (*(found[name] for name in (*PAIR, "calls", "kind", "kernels")), *(f"{log:+.3f}" for log in logs))
+            print(*words, flush=True)
             yield found
 
 
-def sd_of(pairs: Sequence[Mapping[str, Any]], way: str, kind: str, but: Mapping[str, Any] | None = None) -> float:
-    """Return the standard deviation of a kind's errors: nine of ten other pairs lie in its 90 % interval."""
-    errors = [abs(row["measured"] - row["predicted"][way]) for row in pairs if row["kind"] == kind and row is not but]
-    return float(np.quantile(errors, 0.9)) / HALF_OF_90 if len(errors) > 1 else 0.1
+def sds_of(pairs: Sequence[Mapping[str, Any]], way: str, kind: str) -> tuple[float, float]:
+    """Return two standard deviations of a kind's errors: of small changes, and of large ones as a share of the change.
+
+    Nine of ten pairs lie in their 90 % intervals.
+    """
+    own = [(row["measured"], row["predicted"][way]) for row in pairs if row["kind"] == kind]
+    small = [abs(true - log) for true, log in own if kind == SWAPPED or abs(log) < MOVED]
+    large = [abs(true / log - 1.0) for true, log in own if kind != SWAPPED and abs(log) >= MOVED]
+    return tuple(float(np.quantile(found, 0.9)) / HALF_OF_90 if len(found) > 1 else 0.0 for found in (small, large))
+
+
+def sd_of(pairs: Sequence[Mapping[str, Any]], way: str, row: Mapping[str, Any]) -> float:
+    """Return the standard deviation of a pair's predicted change, by all other pairs."""
+    small, share = sds_of([other for other in pairs if other is not row], way, row["kind"])
+    return float(np.hypot(small, share * row["predicted"][way]))
 
 
 def report(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the tables of the record: ways, kinds, and pairs that moved."""
-    measured = np.array([row["measured"] for row in pairs])
-    moved = np.abs(np.expm1(measured)) > MOVED
-    common = np.array([_commonest(row, pairs) for row in pairs])
-    ways = {way: np.array([row["predicted"][way] for row in pairs]) for way in WAYS}
-    baselines = {"no change": 0.0 * measured, "mean of all earlier versions": np.array([row["mean"] for row in pairs])}
-    scores = []
-    for name, log in (ways | baselines).items():
-        error = np.abs(measured - log)
-        sds = np.array([sd_of(pairs, name, row["kind"], row) if name in WAYS else np.nan for row in pairs])
-        holds = f"{np.mean(error <= HALF_OF_90 * sds):.0%}" if name in WAYS else "–"
-        right = int((np.sign(log) == np.sign(measured))[moved].sum())
-        scores.append(
-            [
-                name,
-                f"{right} of {moved.sum()}",
-                *_spread(error),
-                f"{100 * np.mean(log - measured):+.1f}",
-                *_spread(error[moved])[:2],
-                holds,
-            ]
-        )
-    right = int((common == np.sign(measured))[moved].sum())
-    scores.append(["commonest sign of the engine's other GPUs", f"{right} of {moved.sum()}", *["–"] * 7])
-    kinds = [
-        [kind, str(len(own)), f"{sd_of(pairs, RULE, kind):.3f}", *_spread([abs(row["measured"] - row["predicted"][RULE]) for row in own])]
-        for kind in (SWAPPED, FORETOLD, UNKNOWN)
-        if (own := [row for row in pairs if row["kind"] == kind])
-    ]  # fmt: skip
-    own = [row for row in pairs if row["spread"] is not None]
-    widths = [float(np.quantile(row["spread"], 0.9)) for row in own]
-    holds = [
-        np.mean(row["spread"] <= np.median([w for w, other in zip(widths, own, strict=True) if other is not row]))
-        for row in own
-    ]
+    """Return the tables of the record: ways, kinds of change, pairs that moved, and single calls."""
+    known = [row for row in pairs if row["spread"] is not None]
+    widths = np.array([np.quantile(row["spread"], 0.9) for row in known])
+    others = [np.median(np.delete(widths, number)) for number in range(len(known))]
+    holds = [np.mean(row["spread"] <= width) for row, width in zip(known, others, strict=True)]
     calls = {
-        "version hidden": np.mean([row["call_error"] for row in own]), "no change": np.mean([row["call_change"] for row in own]),
-        "version known": np.mean([np.median(row["spread"]) for row in own]),
-    }  # fmt: skip
-    both_sd = np.median(widths) / HALF_OF_90
-    rows = [
-        [
-            *(row[name] for name in ("family", "dtype", "engine", "gpu", "from", "to")), f"{row['calls']:,}", *row["kernels"],
-            deviation(np.expm1(row["measured"])), deviation(np.expm1(row["predicted"][RULE])),
-            f"±{100 * np.expm1(HALF_OF_90 * sd_of(pairs, RULE, row['kind'], row)):.0f}%",
-        ]
-        for row, large in zip(pairs, moved, strict=True) if large
-    ]  # fmt: skip
+        "version hidden": [row["call_error"] for row in known],
+        "no change": [row["call_change"] for row in known],
+        "version known": [np.median(row["spread"]) for row in known],
+    }
+    upgrades = {tuple(row[name] for name in ("family", "engine", "gpu", "from", "to")) for row in pairs}
     return {
-        "ways": {"columns": ["way", "sign right", "median", "mean", "p90", "bias", "moved: median", "mean", "interval holds"], "rows": scores},
-        "kinds": {"columns": ["change", "pairs", "sd (log)", "median", "mean", "p90"], "rows": kinds},
-        "moved": {"columns": ["family", "format", "engine", "GPU", "from", "to", "calls", "kernel before", "after", "measured", "predicted", "interval"], "rows": rows},
-        "calls": {name: f"{100 * value:.1f}" for name, value in calls.items()} | {"sd": f"{both_sd:.3f}", "holds": f"{np.mean(holds):.0%}", "pairs": str(len(own))},
-        "pairs": f"{len(pairs)}", "families": f"{len({(row['family'], row['engine'], row['gpu'], row['from'], row['to']) for row in pairs})}",
-    }  # fmt: skip
+        "ways": {"columns": WAY_COLUMNS, "rows": _scores(pairs)},
+        "kinds": {"columns": KIND_COLUMNS, "rows": [_kind(pairs, kind) for kind in (SWAPPED, FORETOLD, UNKNOWN)]},
+        "moved": {"columns": MOVED_COLUMNS, "rows": [_moved(pairs, row) for row in pairs if _has_moved(row)]},
+        "calls": {name: f"{100 * np.mean(errors):.1f}" for name, errors in calls.items()}
+        | {"sd": f"{np.median(widths) / HALF_OF_90:.3f}", "holds": f"{np.mean(holds):.0%}", "pairs": str(len(known))},
+        "pairs": str(len(pairs)),
+        "upgrades": str(len(upgrades)),
+    }
+
+
+def _has_moved(row: Mapping[str, Any]) -> bool:
+    return bool(abs(np.expm1(row["measured"])) > MOVED)
+
+
+def _scores(pairs: list[dict[str, Any]]) -> list[list[str]]:
+    measured, moved = np.array([row["measured"] for row in pairs]), np.array([_has_moved(row) for row in pairs])
+    logs = {way: np.array([row["predicted"][way] for row in pairs]) for way in WAYS}
+    logs |= {"no change": 0.0 * measured, "mean of all earlier versions": np.array([row["mean"] for row in pairs])}
+    scores = []
+    for name, log in logs.items():
+        error = np.abs(measured - log)
+        sds = np.array([sd_of(pairs, name, row) for row in pairs]) if name in WAYS else np.zeros(len(pairs))
+        holds = f"{np.mean(error <= HALF_OF_90 * sds):.0%}" if name in WAYS else "–"
+        right = f"{(np.sign(log) == np.sign(measured))[moved].sum()} of {moved.sum()}"
+        bias = f"{100 * np.mean(log - measured):+.1f}"
+        scores.append([name, right, *_spread(error), bias, *_spread(error[moved])[:2], holds])
+    right = sum(_commonest(row, pairs) == np.sign(row["measured"]) for row in pairs if _has_moved(row))
+    return [*scores, ["commonest sign of the engine's other GPUs", f"{right} of {moved.sum()}", *["–"] * 7]]
+
+
+def _kind(pairs: list[dict[str, Any]], kind: str) -> list[str]:
+    errors = [abs(row["measured"] - row["predicted"][RULE]) for row in pairs if row["kind"] == kind]
+    return [kind, str(len(errors)), *(f"{sd:.3f}" for sd in sds_of(pairs, RULE, kind)), *_spread(errors)]
+
+
+def _moved(pairs: list[dict[str, Any]], row: Mapping[str, Any]) -> list[str]:
+    changes = [deviation(np.expm1(log)) for log in (row["measured"], row["predicted"][RULE])]
+    interval = f"±{100 * np.expm1(HALF_OF_90 * sd_of(pairs, RULE, row)):.0f}%"
+    return [*(row[name] for name in PAIR), f"{row['calls']:,}", *row["kernels"], *changes, interval]
 
 
 def _spread(errors: Any) -> list[str]:
@@ -309,7 +313,7 @@ def main() -> None:
     for name in ("ways", "kinds", "moved"):
         columns, rows = figures[name]["columns"], figures[name]["rows"]
         print(*table_lines([dict(zip(columns, row, strict=True)) for row in rows], columns), sep="\n")
-    print(figures["calls"], figures["pairs"], figures["families"])
+    print(figures["calls"], figures["pairs"], figures["upgrades"])
     if arguments.families == ",".join(MEASURED):
         print(record("kernels_versions", figures, "python benches/versions.py --sweep new.parquet"))
 

@@ -19,7 +19,14 @@ from kernelsight.fitting.expressions import predict_family
 from kernelsight.fitting.measured import correct, has_correction
 from kernelsight.fitting.splits import shape_columns
 from kernelsight.fitting.training import training_rows
-from kernelsight.kernels.engine_versions import FORETOLD_SD, HALF_OF_90, KNOTS_US, at_or_before, version_key
+from kernelsight.kernels.engine_versions import (
+    FORETOLD_SD,
+    FORETOLD_SHARE,
+    HALF_OF_90,
+    KNOTS_US,
+    at_or_before,
+    version_key,
+)
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.kernel_constants import family_facts, rows_of_part
 
@@ -183,8 +190,9 @@ def rows_of_medians(
             for *its_place, version in effects:
                 near = by_key[at_or_before(by_key, version_key(version))]
                 if tuple(its_place) == place and version not in logs and (*place, near) in effects:
-                    log = logs[near] + effects[*place, version] - effects[*place, near]
-                    rows.append(_row(family, words, version, log, gpu) | {"log_sd": FORETOLD_SD})
+                    move = effects[*place, version] - effects[*place, near]
+                    sd = round(float(np.hypot(FORETOLD_SD, FORETOLD_SHARE * move[1])), 4)
+                    rows.append(_row(family, words, version, logs[near] + move, gpu) | {"log_sd": sd})
         # of GPUs whose sweeps lack the kernel
         for (version,), own in cells.group_by("engine_version", maintain_order=True):
             rows.append(_row(family, words, version, own.select(at_knots).mean().to_numpy()[0]))

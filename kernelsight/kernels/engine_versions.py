@@ -21,8 +21,9 @@ from kernelsight.kernels.kernel_constants import rows_of_part
 KNOTS_US = (10.0, 50.0, 250.0)
 # of a 90 % interval of a normal distribution, in standard deviations
 HALF_OF_90 = 1.645
-# standard deviation of the logarithm of a move that GPUs of a generation foretell: benches/versions.py, hidden versions
-FORETOLD_SD = 0.05
+# standard deviations of the logarithm of a move that GPUs of a generation foretell: of a small one, and of a large one
+# as a share of it (benches/versions.py, hidden versions)
+FORETOLD_SD, FORETOLD_SHARE = 0.023, 0.29
 NEWEST = (10**9,)
 
 
