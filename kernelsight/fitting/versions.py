@@ -70,6 +70,8 @@ def version_rows(
     no release have no place in the order of versions, and are left out.
     """
     rows, generation = residuals(sweeps, family, gpus, pack, tables), family_facts(family, *tables[:2]).generation
+    if rows.is_empty():
+        return []
     return rows_of_medians(family, medians(rows), links_of(family, rows, generation), generation)
 
 
@@ -105,8 +107,6 @@ def fitted_us(family: str, gpu: str, rows: pa.Table, pack: pa.Table, tables: Seq
 
 def medians(rows: pl.DataFrame) -> pl.DataFrame:
     """Return by kernel, GPU and version the median residual at each knot, and the number of rows."""
-    if rows.is_empty():
-        return rows
     by = [*KERNEL, "gpu", "engine_version"]
     return rows.group_by(by).agg(pl.len().alias("rows"), *_at_knots("residual", "fitted_us")).sort(by)
 
@@ -122,8 +122,6 @@ def _at_knots(column: str, latency_us: str) -> list[pl.Expr]:
 
 def links_of(family: str, rows: pl.DataFrame, generation: Mapping[str, str | None]) -> list[Link]:
     """Return the links of each kernel in rows of a sweep; ``generation``: of each GPU."""
-    if rows.is_empty():
-        return []
     key = ["math", "distribution", *shape_columns(family)]
     log_us = pl.col("latency_us").log().mean().alias("log_us")
     calls = rows.group_by([*KERNEL, "gpu", "engine_version", *key]).agg(log_us)
@@ -169,8 +167,6 @@ def rows_of_medians(
     family: str, found: pl.DataFrame, links: Sequence[Link], generation: Mapping[str, str | None]
 ) -> list[dict]:
     """Return the rows of :func:`version_rows` that follow from :func:`medians` and links."""
-    if found.is_empty():
-        return []
     effects = effects_of(links)
     rows: list[dict] = []
     drifts: list[float] = []

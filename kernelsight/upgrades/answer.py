@@ -76,20 +76,20 @@ class Upgrade:
             change = number(most["ms_per_step_to"] - most["ms_per_step_from"])
             swap = f" ({most['from']} to {most['to']})" if most["from"] != most["to"] else ""
             sentence += f" Most of it: {most['family']}{swap}, {change} ms a {most['phase']} step."
+        for row in self.kernels:
+            if row["from"] != row["to"] and row["ms_per_step_from"] == row["ms_per_step_to"]:
+                sentence += f" {row['family']} goes from {row['from']} to {row['to']}, which no sweep tells apart."
         return sentence + "".join(f" {row['flag']} undoes it: {row['undoes']}." for row in self.flags[:1])
 
     def check(self, limits: Sequence[Limit]) -> None:
         """Raise LimitPassed where a metric changes beyond one of the limits."""
-        passed = [
-            limit
-            for limit in limits
-            if limit.is_passed_by(self.metrics[limit.metric]["change"], self.metrics[limit.metric]["from"])
+        rows = [(limit, self.metrics[limit.metric]) for limit in limits]
+        changes = [
+            f"{limit.metric} changes by {_percent(row)}, beyond {deviation(limit.share)}"
+            for limit, row in rows
+            if limit.is_passed_by(row["change"], row["from"])
         ]
-        if passed:
-            changes = [
-                f"{limit.metric} changes by {_percent(self.metrics[limit.metric])}, beyond {deviation(limit.share)}"
-                for limit in passed
-            ]
+        if changes:
             raise LimitPassed(f"{'; '.join(changes)}.")
 
     def as_dict(self) -> dict[str, Any]:

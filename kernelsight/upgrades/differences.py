@@ -79,14 +79,6 @@ def _log_sd(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
     return math.hypot(ONE_MEASURED, FORETOLD_SHARE * math.log(new["ms"] / old["ms"]))
 
 
-# parts of a correction (log_corrections) by phase and component
-PARTS = {
-    ("decode", "experts"): "moe", ("prefill", "experts"): "moe",
-    ("decode", "attention"): "decode_attention", ("prefill", "attention"): "prefill_attention",
-    ("decode", "exchange"): "communication", ("prefill", "exchange"): "communication",
-}  # fmt: skip
-
-
 def part_factors(rows: Sequence[Mapping[str, Any]], weights: Mapping[str, float], sign: float) -> dict[str, float]:
     """Return factors on the parts of a step that move it by the difference's 90 % interval, in its likeliest direction.
 
@@ -100,7 +92,8 @@ def part_factors(rows: Sequence[Mapping[str, Any]], weights: Mapping[str, float]
     for row in rows:
         if row["family"] == "host":
             continue
-        part = PARTS.get((row["phase"], component_of(row["family"])), f"{row['phase']}_gemm")
+        parts = {"experts": "moe", "attention": f"{row['phase']}_attention", "exchange": "communication"}
+        part = parts.get(component_of(row["family"]), f"{row['phase']}_gemm")
         time = weights[row["phase"]] * row["ms_per_step_to"]
         moves[part] = moves.get(part, 0.0) + time * row["log_sd"]
         times[part] = times.get(part, 0.0) + time

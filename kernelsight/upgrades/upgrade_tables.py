@@ -80,17 +80,11 @@ def _simulated(
         plan = plan_rows(session, [flags], origin="")
         give_plan(session, plan.deployments_of(plan.planned), plan.planned)
         refuse_faults(session)
-        settings = next(
-            row
-            for row in session.table("deployment_settings").to_pylist()
-            if row["deployment_id"] == plan.planned[0]["deployment_id"]
-        )
+        all_settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
+        settings = all_settings[plan.planned[0]["deployment_id"]]
         if factors:
-            print_of = fingerprint(settings)
-            rows = [
-                {"fingerprint": print_of, "part": part, "factor": factor, "exposed_us": 0.0}
-                for part, factor in factors.items()
-            ]
+            row = {"fingerprint": fingerprint(settings), "exposed_us": 0.0}
+            rows = [row | {"part": part, "factor": factor} for part, factor in factors.items()]
             session.give("log_corrections", rows)
         (summary,) = session.table("scenario_summary").to_pylist()
         host = session.table("host_settings").to_pylist()[0]
@@ -124,15 +118,12 @@ def _step(fork: Callable[[], Session], flags: Mapping[str, Any], phase: str, siz
 
 def _settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the settings that differ, as rows of ``upgrade_settings``: of the deployment, then of the host."""
-    rows = []
-    for table in ("settings", "host"):
-        old, new = before[table], after[table]
-        rows += [
-            {"name": name, "value_from": _word(old.get(name)), "value_to": _word(value)}
-            for name, value in new.items()
-            if name not in NOT_LISTED and old.get(name) != value
-        ]
-    return rows
+    return [
+        {"name": name, "value_from": _word(before[table].get(name)), "value_to": _word(value)}
+        for table in ("settings", "host")
+        for name, value in after[table].items()
+        if name not in NOT_LISTED and before[table].get(name) != value
+    ]
 
 
 def metric_row(
