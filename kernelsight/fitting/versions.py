@@ -39,8 +39,8 @@ EDGES_US = (22.0, 110.0)
 SHRINKING_ROWS = 30.0
 # equal calls that link two cells
 FEWEST_EQUAL = 30
-# weights beside that of a link between versions on one GPU: links across GPUs decide where there is none, and what no
-# link tells apart is the version rather than the GPU
+# weights beside that of a link between versions on one GPU: links across GPUs decide where there is none, and what
+# no link decides is the version's rather than the GPU's
 ACROSS_GPUS, NO_GPU_EFFECT, NO_VERSION_EFFECT = 0.1, 0.01, 0.001
 # a version's factor cannot turn the order of two latencies: least and most change from one knot to the next
 STEEPEST = 1.0
@@ -141,8 +141,8 @@ def links_of(family: str, rows: pl.DataFrame, generation: Mapping[str, str | Non
 def effects_of(links: Sequence[Link]) -> Effects:
     """Return the effect of each version on each kernel of a generation, by least squares over the links.
 
-    A GPU has one effect on all kernels of a number format: where other kernels tell two GPUs apart, a version that one
-    ran is compared with a version that the other ran.
+    A GPU has one effect on all kernels of a number format: where other kernels ran on two GPUs, a version that one of
+    them ran is compared with a version that the other ran.
     """
     effects: Effects = {}
     for dtype in dict.fromkeys(link.kernel[-1] for link in links):

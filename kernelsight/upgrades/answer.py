@@ -78,7 +78,7 @@ class Upgrade:
             sentence += f" Most of it: {most['family']}{swap}, {change} ms a {most['phase']} step."
         for row in self.kernels:
             if row["from"] != row["to"] and row["ms_per_step_from"] == row["ms_per_step_to"]:
-                sentence += f" {row['family']} goes from {row['from']} to {row['to']}, which no sweep tells apart."
+                sentence += f" {row['family']} goes from {row['from']} to {row['to']}, whose times no sweep holds."
         return sentence + "".join(f" {row['flag']} undoes it: {row['undoes']}." for row in self.flags[:1])
 
     def check(self, limits: Sequence[Limit]) -> None:
