@@ -105,7 +105,6 @@ ALLOWED = {
     "dataflow/sql_nodes.py::_read_query": "the tree of a query, from DuckDB",
     "dataflow/sql_nodes.py::parse_query": "the tree of a query, from DuckDB",
     "evaluation/kernels/evaluate.py::_cell": COLUMN,
-    "evaluation/runs/inference_perf.py::read": GATED,
     "evaluation/runs/recipes.py::flags_of": COLUMN,
     "files/bounded_values.py::parse_json": GATE,
     "files/bounded_values.py::parse_yaml": GATE,
