@@ -13,9 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from kernelsight.dataflow.column import BOUNDS, COMPARISONS, RELATIONS, Column
 from kernelsight.dataflow.databases import literal, quote
-from kernelsight.dataflow.types import arrow_type, duckdb_type
+from kernelsight.dataflow.types import BOUNDS, COMPARISONS, RELATIONS, Column, arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, nearest
 

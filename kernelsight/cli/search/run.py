@@ -74,8 +74,8 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
         return lambda target: table
     if arguments.forecaster != "llm":
         return None
-    from kernelsight.searching.forecast_sources import model_forecasts
     from kernelsight.searching.llm.forecaster import llm_forecaster
+    from kernelsight.searching.targets import model_forecasts
 
     # a resumed search must get the same answers as the search that was killed
     settings = llm_settings(arguments)._replace(again=not arguments.resume)
