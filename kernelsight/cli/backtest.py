@@ -22,14 +22,12 @@ from kernelsight.present.show import HTML, show
 
 def backtest_page(answer: Mapping[str, Any], figures: Callable[[], Sequence[Figure]] = tuple) -> Page:
     """Return the page of a backtest; ``answer`` as printed by `backtest --format json`."""
+    of_published = laboratory.part("cli.backtest_tables", "").tables(answer) if laboratory.is_here() else []
     tables = [
-        _campaigns(answer),
-        _models_and_axes(answer),
+        *(_campaigns(answer), _models_and_axes(answer), *of_published[:1]),
         Table(rows=[line(name_of(group), group) for group in answer["groups"]]),
-        *(_disaggregated(answer), *_scored_separately(answer)),
+        *(_disaggregated(answer), *_scored_separately(answer), *of_published[1:]),
     ]
-    if laboratory.is_here():
-        tables += laboratory.part("cli.backtest_tables", "a table of published runs").tables(answer)
     return Page(
         f"{answer['runs']:,} runs replayed and scored",
         answer,

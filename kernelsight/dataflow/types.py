@@ -1,4 +1,4 @@
-"""Columns of contracts, their rules, and the grammar of their types (``list<struct<m: int64>>``) in Arrow and DuckDB."""
+"""Columns of contracts with their rules, and the grammar of their types: ``list<struct<m: int64>>``."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from kernelsight.present.page import Figure
 
 @cache
 def figures_of(name: str) -> dict[str, Figure]:
-    """Return the figures of a page (``run``, ``search``, ``comparison``, ``sweep``) by title, in order."""
+    """Return the figures of a page (``run``, ``search``, ``predict``, ...) by title, in order."""
     (content,) = parse_yaml(read_text(Path(__file__).with_name(f"{name}.yaml"), InvalidInput), InvalidInput)
     shared, figures = content.get("shared", {}), {}
     for entry in content["figures"]:
         begin = shared.get(entry.pop("after", ""), "")
-        figures[entry["title"]] = Figure(**entry | {"sql": f"{begin}\n{entry['sql']}".strip()})
+        figures[entry["title"]] = Figure(**entry | {"sql": f"{begin}\n{entry.get('sql', '')}".strip()})
     return figures

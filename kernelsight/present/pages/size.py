@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.present.figures.chart import amount, chart, kind, tips
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure, Page, Rows, Table
 from kernelsight.present.pages.evidence import evidence_table
 from kernelsight.scenario import flags
@@ -14,17 +15,6 @@ from kernelsight.scenario import flags
 # colours by the probability that all objectives hold; it is not computed for deployments far from the best
 SURENESS = {"90 % or more": "#2c8a57", "50 to 90 %": "#e0b43b", "below 50 %": "#c8553d", "not asked": "#b8c0c8"}
 UNITS = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs"}
-HOURS = {
-    "layer": [
-        chart({"type": "bar", "color": "#9dbbd8"}, y=amount("instances", "instances")),
-        chart({"type": "line", "color": "#e07b39", "interpolate": "monotone"}, y=amount("asked", "asked for")),
-    ],
-    "resolve": {"scale": {"y": "independent"}},
-    "encoding": {
-        "x": {"field": "hour", "type": "ordinal", "title": "hour of the day"},
-        "tooltip": tips("hour", "instances", "started", "gpus", asked=".4g"),
-    },
-}
 SHOWN = 20
 
 
@@ -57,7 +47,7 @@ def size_figures(rows: Rows, day: Mapping[str, Any] | None) -> Sequence[Figure]:
     figures = [Figure("What they cost", note, spec=spec, rows=values)]
     if day:
         note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."
-        figures.append(Figure("The day", note, spec=HOURS, rows=day["hours"]))
+        figures.append(figures_of("size")["The day"]._replace(note=note, rows=day["hours"]))
     return figures
 
 
