@@ -10,7 +10,6 @@ from kernelsight import laboratory
 from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_rows, scopes
-from kernelsight.evaluation.runs.campaigns import spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.plots import backtest_figures
 from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
@@ -138,7 +137,8 @@ def run(arguments: Any) -> None:
     check_options(levels, arguments.against)
     runs = read_runs(*arguments.runs)
     if arguments.sample is not None:
-        runs = runs._replace(table=runs.table.take(spread_runs(runs.table.to_pylist(), arguments.sample)))
+        sampling = laboratory.part("runs.run_classes", "--sample")
+        runs = runs._replace(table=runs.table.take(sampling.spread_runs(runs.table.to_pylist(), arguments.sample)))
     if runs.table.num_rows == 0:
         excluded = "; ".join(f"{count:,}: {reason}" for reason, count in runs.excluded)
         why = f"all {runs.read:,} rows were excluded ({excluded})" if excluded else "it has no rows"
