@@ -1,4 +1,4 @@
-"""Classes of runs: kinds of models, groups, a sample of campaigns, and fitting runs that repeat a scored measurement."""
+"""Classes of runs: kinds of models, groups, samples of campaigns, and fitting runs that repeat a measurement."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kernelsight.evaluation.runs.run_scores import (
     SAME,
     group_of,
     is_fitting,
+    is_scored_separately,
     measured_both,
     scores,
 )
