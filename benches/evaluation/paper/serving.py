@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kernelsight.fitting.metrics import score
+from kernelsight.laboratory.paper.chart import LOG, amount, chart, dashes, dots, kind, tips
 from kernelsight.laboratory.paper.kernels import rounded
 from kernelsight.laboratory.paper.sources import DEPLOYMENT, TARGET, Sources, most_loads, of_deployment
-from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
 from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure
 from kernelsight.session import connect
