@@ -46,7 +46,7 @@ ALLOWED = {
     "catalog/tables.py::read_columns": "the catalogue, and runs that _read_file has checked",
     "files/bounded_files.py::_piped_bytes": "a pipe that was asked for: /dev/stdin",
     "files/bounded_files.py::check_file": "the check itself",
-    "dataflow/contract.py::_read_json": OWN,
+    "dataflow/contract.py::load_contracts": OWN,
     "dataflow/databases.py::read_macros": OWN,
     "caches/disk_cache.py::_decoded": "bytes of private_folder, which checks them",
     "caches/disk_cache.py::decode": "bytes of private_folder, which checks them",
