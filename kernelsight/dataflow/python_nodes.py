@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelsight.errors import InvalidInput
-
-SERVICES = ("tables", "wanted", "read", "threads", "fork", "report")
 # a decorated function in the source of a module: parsing whole modules would take five times as long
 DECORATED = re.compile(r"^(?:@.*\n(?:[ )].*\n)*)+def .*\n(?:(?:[ )].*)?\n)*", re.MULTILINE)
 MARKS = ("\n@produces(", "\n@for_each(")
@@ -115,18 +112,8 @@ def python_nodes(module: str, path: Path, functions: Iterable[ast.FunctionDef]) 
 
 
 def _read_function(module: str, path: Path, function: ast.FunctionDef, makes: tuple[str, ...]) -> PythonNode:
-    arguments = function.args
-    services = tuple(argument.arg for argument in arguments.kwonlyargs)
-    unknown_services = [name for name in services if name not in SERVICES]
-    if (
-        *(arguments.vararg, arguments.kwarg, unknown_services),
-        *(arguments.posonlyargs, arguments.defaults, [value for value in arguments.kw_defaults if value]),
-    ) != (None, None, [], [], [], []):
-        raise InvalidInput(
-            f"{path.name}: {function.name} cannot be a node of the graph: its parameters are input tables, so none "
-            f"may have a default, a star or be positional only, and keyword-only ones are {', '.join(SERVICES)}."
-        )
-    inputs = (*(argument.arg for argument in arguments.args), *decorated(function, "takes"))
+    services = tuple(argument.arg for argument in function.args.kwonlyargs)
+    inputs = (*(argument.arg for argument in function.args.args), *decorated(function, "takes"))
     doc = (ast.get_docstring(function) or "").partition("\n")[0].strip()
     return PythonNode(module, function.name, makes, inputs, doc, path, decorated(function, "reads"), services)
 
