@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.scenario.flag import options_of
-from kernelsight.scenario.gpu_names import find_gpu
 from kernelsight.searching.arrays import SpaceArrays
 
 _FLAGS = options_of("search_scenarios")["search"]
