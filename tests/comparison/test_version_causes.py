@@ -9,8 +9,8 @@ import pytest
 
 import kernelsight as ks
 from kernelsight.comparison.log_changes import _setting_causes
+from kernelsight.comparison.signature_causes import with_kernels
 from kernelsight.comparison.verdict import cause_sentence
-from kernelsight.comparison.version_causes import with_kernels
 from kernelsight.session import connect
 
 BENCH = Path(__file__).resolve().parents[1] / "logs" / "data" / "sglang_bench.jsonl"
