@@ -40,8 +40,6 @@ from kernelsight.logs.appended_lines import Appended, appended, requests_of
 from kernelsight.number_format import number
 from kernelsight.present.watch_windows import Window, as_prometheus, history_rows, moment
 
-# notes on unused lines of one part
-MOST_NOTES = 5
 SOURCE = b"kernelsight.source"  # key of the file's metadata
 _WINDOW = re.compile(r"(\d{8,})\.parquet")
 _ADVICE = "give --state FILE to continue a watch, or another folder"
@@ -112,18 +110,13 @@ class Watch:
         return windows
 
     def _keep(self, appended_part: Appended, path: Path) -> list[str]:
-        """Keep the requests in appended lines, count the lines that are none; return a note on each kind of them."""
+        """Keep the requests in appended lines, count the lines that are none; return a note on them."""
         frames, unused = requests_of(appended_part, path, self.log_format, self.columns)
         for requests in frames:
             self.state.kept = with_requests(self.state.kept, requests)
-        self.state.totals["refused"] += sum(lines.count for lines in unused)
-        notes = [
-            f"{path}: not used: {lines.count:,} line{'s' if lines.count > 1 else ''}, first {lines.place}: "
-            f"{lines.reason.rstrip('.')}"
-            for lines in unused[:MOST_NOTES]
-        ]
-        left = sum(lines.count for lines in unused[MOST_NOTES:])
-        return [*notes, f"{path}: not used: {left:,} more lines"] if left else notes
+        self.state.totals["refused"] += unused.rows
+        kept = sum(requests.height for requests in frames)
+        return [f"{path}: {unused.sentence(kept, 'lines')}"] if unused.rows else []
 
     def _windows(self, notes: list[str]) -> list[Window]:
         """Return a window of the requests that can be compared now; without any, a window of notes alone."""

@@ -18,6 +18,7 @@ from kernelsight.dataflow.databases import literal, quote
 from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, nearest
+from kernelsight.files.own import own_json, own_text
 
 KINDS = ("given", "derived", "internal")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -119,7 +120,7 @@ def load_contracts(folder: Path) -> dict[str, Contract]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        declaration = json.loads(path.read_text(encoding="utf-8"))
+        declaration = own_json(own_text(path))
     except json.JSONDecodeError as error:
         raise _malformed(path, f"line {error.lineno} is not JSON ({error.msg})") from None
     if isinstance(declaration, dict):

@@ -12,6 +12,7 @@ from pathlib import Path
 from kernelsight.caches.disk_cache import library_stamp, read_cached, write_cached
 from kernelsight.dataflow.databases import MACROS, private_cursor
 from kernelsight.errors import InvalidInput
+from kernelsight.files.own import own_bytes, own_json, own_text
 
 # query nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something
 _READING = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -61,7 +62,7 @@ def parse_query(text: str) -> Query | str:
     'syntax error at or near "selct"'
     """
     answer = private_cursor().execute("select json_serialize_sql(?::varchar)", [text]).fetchall()[0][0]
-    tree = json.loads(answer)
+    tree = own_json(answer)
     if tree["error"]:
         return tree["error_message"].splitlines()[0]
     nodes = list(_objects(tree))
@@ -86,7 +87,7 @@ def parse_query(text: str) -> Query | str:
 
 def parse_node(text: str) -> Query | str:
     """Parse a query as ``parse_query`` does, by the on-disk cache where the same parser has parsed it before."""
-    sources = (Path(__file__).read_bytes(), library_stamp("duckdb").encode(), text.encode())
+    sources = (own_bytes(__file__), library_stamp("duckdb").encode(), text.encode())
     key = hashlib.sha256(b"\0".join(sources)).hexdigest()
     if (parsed := read_cached(key, _read_query)) is not None:
         return parsed
@@ -97,7 +98,7 @@ def parse_node(text: str) -> Query | str:
 
 
 def _read_query(content: bytes) -> Query:
-    fields = json.loads(content)
+    fields = own_json(content)
     return Query(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
@@ -135,7 +136,7 @@ def read_sql_node(
     ``tables``: all table names, which no CTE may have. ``union_of``: returns the query that a name such as
     ``family_calls`` stands for, which is then put before the text as a CTE. InvalidInput: the query cannot be a node.
     """
-    text = path.read_text(encoding="utf-8")
+    text = own_text(path)
     first, _, _ = text.partition("\n")
     if not first.startswith("-- ") or not first[3:].strip():
         raise _refused(path, "its first line must describe the table: '-- description'")

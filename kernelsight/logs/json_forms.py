@@ -14,6 +14,7 @@ from kernelsight.caches.disk_cache import cached_for_program
 from kernelsight.catalog.tables import program
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_values import parse_yaml
+from kernelsight.files.own import own_text
 from kernelsight.logs.files import LogFile
 from kernelsight.logs.json_rows import json_rows
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
@@ -46,9 +47,7 @@ def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
 
 
 def _forms() -> list[dict[str, Any]]:
-    return cached_for_program(
-        program(), "json_logs", lambda: parse_yaml(FORMS_FILE.read_text("utf-8"), InvalidInput)[0]
-    )
+    return cached_for_program(program(), "json_logs", lambda: parse_yaml(own_text(FORMS_FILE), InvalidInput)[0])
 
 
 FORMATS = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from kernelsight.catalog.tables import facts
-from kernelsight.logs.log_run import Faults
+from kernelsight.files.row_faults import Faults
 
 MOST = 1e15  # largest plausible time in us (30 years) and number of calls
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from kernelsight.logs.log_run import Faults
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.summaries import statistic
 
 # counters of vLLM, of older vLLM and of SGLang by column; the first one present is used

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 QUERY_WORDS = ("select", "with", "from", "values")
 # rows of a grid are held in memory; larger products of axes are most likely a mistake
-LARGEST_GRID = 5_000_000
+LARGEST_GRID, MOST_AXES = 5_000_000, 1000
 
 
 def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
@@ -112,6 +112,8 @@ def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
     >>> expand({"model": "qwen3-0.6b", "max_concurrency": [1, 2]})
     [{'model': 'qwen3-0.6b', 'max_concurrency': 1}, {'model': 'qwen3-0.6b', 'max_concurrency': 2}]
     """
+    if len(axes) > MOST_AXES:
+        raise InvalidInput(f"the grid has {len(axes):,} axes, more than {MOST_AXES:,}; give flags of simulate.")
     lists = {name: _values(values) for name, values in axes.items()}
     for name, values in lists.items():
         if not values:

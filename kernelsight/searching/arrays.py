@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.files.own import own_json
 from kernelsight.searching.features import Features, features_of
 
 UNMEASURED, OK, COMPILE_FAILED, RUNTIME_FAILED, WRONG_RESULT = range(5)
@@ -53,7 +53,7 @@ def space_arrays(candidates: pa.Table, measurements: pa.Table, space: str) -> Sp
     ids = np.array(rows["candidate_id"].to_pylist(), dtype=object)
     order = np.argsort(ids, kind="stable")
     parameters = np.array(rows["parameters"].to_pylist(), dtype=object)[order]
-    features = features_of(space, [json.loads(text) for text in parameters])
+    features = features_of(space, [own_json(text) for text in parameters])
     ids = ids[order]
     measured = measurements.filter(pc.equal(measurements["space"], space))
     gpus = {}

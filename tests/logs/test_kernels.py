@@ -9,10 +9,10 @@ import sqlite3
 import pytest
 
 from kernelsight.catalog.tables import facts
+from kernelsight.files.row_faults import Faults
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.logs import read_logs
 from kernelsight.logs.kernel_names import with_families
-from kernelsight.logs.log_run import Faults
 from tests.logs.asked import faults, refusal, rows
 from tests.logs.written import DATA, chrome_trace, nsys, save
 

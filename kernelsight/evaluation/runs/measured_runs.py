@@ -1,12 +1,10 @@
-"""Reader of measured end-to-end runs: files of ``measured_runs``, reports of inference-perf.
+"""Reader of measured end-to-end runs: files of ``measured_runs``.
 
 A checkout reads the files of published campaigns too (``kernelsight.laboratory.runs.sources``).
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +15,10 @@ from kernelsight import laboratory
 from kernelsight.catalog.tables import contracts, from_rows, read_columns, renamed
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.runs import inference_perf
 from kernelsight.files.bounded_files import check_file, open_file
-from kernelsight.files.budget import ROWS
+from kernelsight.files.budget import ROWS, SETTINGS
 from kernelsight.files.parquet_files import read_parquet
+from kernelsight.files.row_files import cells_of
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 
 AICONFIGURATOR = "aiconfigurator"
@@ -42,7 +40,7 @@ def read_runs(*sources: str) -> Runs:
     """Return the measured runs of files and folders; ``aiconfigurator``: those shipped in the installed package.
 
     A file is a Parquet or CSV of ``measured_runs``, in a checkout also a CSV with the columns of a published campaign;
-    a folder holds such files, or the reports of one run of inference-perf. Runs on held-out GPUs are excluded and
+    a folder holds such files. Runs on held-out GPUs are excluded and
     counted. InvalidInput: none of these, or a run that is read twice.
     """
     sources_read = [source_runs for source in sources for source_runs in _runs_of_source(source)]
@@ -67,9 +65,9 @@ def _runs_of_source(source: str) -> list[Runs]:
     path = Path(source)
     if not path.is_dir():
         return [_read_file(path)]
-    if list(path.glob(inference_perf.STAGES)):
-        rows, excluded = inference_perf.read(path)
-        return [_unsealed(runs_of(rows, excluded, path))]
+    for published_source in _published():
+        if published_source.folder and list(path.glob(published_source.folder)):
+            return [_unsealed(published_source.read(path))]
     files = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS and not _describes_workloads(file)]
     if not files:
         raise _refusal(path, "holds no such file")
@@ -89,11 +87,8 @@ def _published() -> tuple[Any, ...]:
 
 def _header(path: Path) -> list[str]:
     """Return the column names of a CSV file."""
-    with (
-        open_file(path, lambda problem: _refusal(path, problem), ROWS) as file,
-        io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="") as text,
-    ):
-        return next(csv.reader(text), [])
+    with open_file(path, lambda problem: _refusal(path, problem), ROWS) as file:
+        return cells_of(file.readline(SETTINGS.bytes).decode("utf-8-sig", "replace"))
 
 
 def _refusal(path: Path, problem: str) -> InvalidInput:

@@ -12,6 +12,7 @@ from kernelsight.laboratory.runs.sources import (
     aiconfigurator,
     gpustack,
     http_stages,
+    inference_perf,
     mlenergy,
     sglang_cookbook,
     trtllm_tables,
@@ -19,11 +20,15 @@ from kernelsight.laboratory.runs.sources import (
 
 
 class Source(NamedTuple):
-    """A form of file: its columns and its reader; ``workloads``: columns of files that only describe its workloads."""
+    """A form of file: its columns and its reader; ``workloads``: columns of files that only describe its workloads.
+
+    ``folder``: pattern of the files of a folder that is read as a whole.
+    """
 
     columns: frozenset[str]
     read: Callable[[Path], Runs]
     workloads: frozenset[str] = frozenset()
+    folder: str = ""
 
 
 def _reader(module: ModuleType) -> Callable[[Path], Runs]:
@@ -37,4 +42,5 @@ SOURCES = (
     Source(gpustack.COLUMNS, _reader(gpustack)),
     Source(http_stages.COLUMNS, _reader(http_stages), http_stages.STAGES),
     Source(frozenset((aiconfigurator.MARK,)), aiconfigurator.read),
+    Source(frozenset((inference_perf.STAGES,)), _reader(inference_perf), folder=inference_perf.STAGES),
 )
