@@ -13,6 +13,7 @@ from kernelsight.caches.disk_cache import cached_for_program, program_digest
 from kernelsight.dataflow.contract import Contract, conform, load_contracts
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import ContractBroken
+from kernelsight.files.own import own_text
 
 _FOLDER = Path(__file__).resolve().parent
 
@@ -54,6 +55,15 @@ def facts(name: str) -> pa.Table | None:
     if name not in fact_names():
         return None
     return cached_for_program(program(), f"facts {name}", lambda: _read(name))
+
+
+@cache
+def catalogue_yaml(name: str) -> Any:
+    """Return the document of a YAML file of the catalogue."""
+    from kernelsight.files.bounded_values import parse_yaml
+
+    text = own_text(_FOLDER / f"{name}.yaml")
+    return cached_for_program(program(), f"{name}.yaml", lambda: parse_yaml(text, ContractBroken)[0])
 
 
 def _read(name: str) -> pa.Table:

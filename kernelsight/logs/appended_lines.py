@@ -18,7 +18,7 @@ from kernelsight.files.bounded_files import open_file
 from kernelsight.files.budget import GROWING
 from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import unusable
-from kernelsight.logs.log_run import RULES
+from kernelsight.logs.log_run import rules
 from kernelsight.logs.read_logs import read_requests
 
 # bytes that are read at once; bytes of a file's beginning that identify it
@@ -102,10 +102,10 @@ def requests_of(
             continue
         frames.append(requests)
         for rule, (count, example, more) in faults.counted.items():
-            if RULES[rule][0] == "dropped" and (place := _PLACE.match(example or "")):
+            if rules()[rule][0] == "dropped" and (place := _PLACE.match(example or "")):
                 # readers count rows after a header, and lines with it
                 own = int(place[2]) - (1 if has_header and place[1] == "line" else 0)
-                unused.add(rule, count, f"line {before + begin + own}", f"{RULES[rule][1]}{more}")
+                unused.add(rule, count, f"line {before + begin + own}", f"{rules()[rule][1]}{more}")
     return frames, unused
 
 

@@ -12,7 +12,7 @@ from kernelsight.dataflow.contract import conform
 from kernelsight.errors import KernelSightError
 from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import LogFile
-from kernelsight.logs.log_run import FILE_ROW, RULES, LogRun, fault_rows, kind_of_error
+from kernelsight.logs.log_run import FILE_ROW, LogRun, fault_rows, kind_of_error, rules
 from kernelsight.logs.requests import finish_requests, first_time
 from tests.conftest import random_worlds
 from tests.logs.written import DATA
@@ -97,7 +97,7 @@ def test_logs_without_latency_are_refused():
 
 
 def test_every_rule_says_what_happened():
-    for rule, (rows, text) in RULES.items():
+    for rule, (rows, text) in rules().items():
         faults = Faults()
         faults.add(rule, 2, "x")
         faults.add(rule, 3, "y")
@@ -147,7 +147,7 @@ def test_whatever_a_reader_finds_the_contract_holds_and_no_row_is_lost(rows):
         made = finish_requests(found)
     except KernelSightError:
         return
-    dropped = sum(n for rule, (n, _, _) in found.faults.counted.items() if RULES[rule][0] == "dropped")
+    dropped = sum(n for rule, (n, _, _) in found.faults.counted.items() if rules()[rule][0] == "dropped")
     assert made.height + dropped == len(rows)
     shifted = made.drop(FILE_ROW).with_columns(
         (pl.col("arrival_s", "sent_s") - (first_time(made) or 0.0)).clip(0.0), pl.lit("log").alias("log_id")
