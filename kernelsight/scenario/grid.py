@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 QUERY_WORDS = ("select", "with", "from", "values")
 # rows of a grid are held in memory; larger products of axes are most likely a mistake
-LARGEST_GRID, MOST_AXES = 5_000_000, 1000
+LARGEST_GRID, MOST_AXES = 2_000_000, 1000
 
 
 def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
@@ -62,6 +62,8 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     names = table.column_names
     if len(set(names)) < len(names):
         raise InvalidInput(f"the grid {path} has duplicate columns in its {len(names)}; keep one of each.")
+    if table.num_rows > LARGEST_GRID:
+        raise InvalidInput(f"the grid {path} has {table.num_rows:,} scenarios; give at most {LARGEST_GRID:,}.")
     try:
         return python_rows(table)
     except ValueError as error:  # Arrow holds times that Python does not

@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol
 
 from kernelsight.server.live_engines import LAST_US, LiveEngines, Tokens
 
-MOST_US = 1e6
+# of one engine with some requests; of more engines or requests in proportion less
+MOST_US, SOME_REQUESTS = 1e6, 16
 
 
 class Delivery(NamedTuple):
@@ -63,10 +64,11 @@ class EngineDriver:
     def now_us(self) -> float:
         """Return the present moment in simulated time, us, always later than what the engines have reached.
 
-        Where they are more than MOST_US of one engine behind the clock, the clock is set back.
+        Where they are further behind the clock than a turn may simulate, the clock is set back.
         """
         now_us = self._start_us + (self._now_s() - self._start_s) * 1e6 * self.speed
-        most_us = max(self.engines.reached_us, self.engines.next_us) + MOST_US / self.engines.engines.size
+        work = max(self.engines.engines.size, len(self.engines.active) / SOME_REQUESTS)
+        most_us = max(self.engines.reached_us, self.engines.next_us) + MOST_US / work
         self._start_us -= max(now_us - most_us, 0.0)
         return max(min(now_us, most_us), math.nextafter(self.engines.reached_us, math.inf))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 
 from kernelsight import errors
 from kernelsight.errors import shown
+from kernelsight.files.row_faults import Faults
 from kernelsight.scenario.load_rules import CONVERSATION_ENDINGS
 from kernelsight.serving.load import dependencies as waiting
 from kernelsight.serving.load.chat_files import is_chats, read_chats, say_once
@@ -54,12 +54,14 @@ def read_load(
     ...     read_load(file).requests.select(["arrival_s", "prompt_tokens"]).to_pylist()
     [{'arrival_s': 0.0, 'prompt_tokens': 128}, {'arrival_s': 0.5, 'prompt_tokens': 64}]
     """
-    path = Path(path)
-    if path.is_dir():
-        return _of_conversations(read_conversations(_contents_of(path), shared_prefix=shared_prefix))
-    data = content_of(path)
-    if is_conversation(data):
-        return _of_conversations(read_conversations(iter([(path, data)]), shared_prefix=shared_prefix))
+    path, unused = Path(path), Faults()
+    data = b"" if path.is_dir() else content_of(path)
+    if path.is_dir() or is_conversation(data):
+        files = dict.fromkeys(_in_folder(path), content_of) if path.is_dir() else {path: lambda _: data}
+        conversations = read_conversations(files, unused, shared_prefix=shared_prefix)
+        if unused.counted:
+            say_once(f"trace {path}: {unused.sentence(len(files) - unused.rows, 'files')}")
+        return _of_conversations(conversations)
     if shared_prefix:
         problem = "shared_prefix is set, but it states no tokens of tools and system prompts"
         raise errors.trace_unusable(path, problem, "Leave shared_prefix unset: the hashes say what prompts share.")
@@ -73,6 +75,10 @@ def read_load(
         waits[dependencies.request] = True
         found = requests_of_trace(raw, waits, faults)
         raw, requests = (raw.without(faults), None) if faults else (raw, found)
+    if raw.unused.rows > requests.num_rows:
+        all_rows = raw.unused.rows + requests.num_rows
+        advice = f"Of {all_rows:,} requests {raw.unused.rows:,} cannot be used: give a trace of a known form."
+        raise errors.trace_place_unusable(path, *raw.unused.first(), advice)
     if raw.unused.counted:
         say_once(f"trace {path}: {raw.unused.sentence(requests.num_rows, 'requests')}")
     return RecordedLoad(requests, dependencies, timed=raw.format.arrival is not None)
@@ -96,18 +102,13 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     return sorted(file for file in path.iterdir() if file.name.endswith(CONVERSATION_ENDINGS) and file.is_file())
 
 
-def _contents_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yield (path, content) of a folder's conversations, sorted by name; InvalidInput: none, or another JSON file."""
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the conversations of a folder, sorted by name; InvalidInput: there are none."""
     paths = files_of(folder)
     if not paths:
         problem = f"the folder has no file that ends with {', '.join(CONVERSATION_ENDINGS)}"
         raise errors.trace_unusable(folder, problem, "Give a folder of recorded conversations, or the path of a trace.")
-    for path in paths:
-        data = content_of(path)
-        if not is_conversation(data):
-            problem = "it is no recorded conversation: it lacks block_size and requests"
-            raise errors.trace_unusable(path, problem, "Give a folder of conversations alone, or the path of a trace.")
-        yield path, data
+    return paths
 
 
 def _of_conversations(conversations: Conversations) -> RecordedLoad:

@@ -194,15 +194,27 @@ def test_a_conversation_is_refused_in_one_sentence(write: Write, change: dict, m
         read_load(write("one.json", conversation() | change))
 
 
-def test_folders_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_read(write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with pytest.raises(InvalidInput, match="no file that ends with"):
         read_load(tmp_path)
     write("a.json", conversation("a"))
-    folder = write("b.json", conversation("a")).parent
-    with pytest.raises(InvalidInput, match="the conversation 'a' is in a.json as well"):
-        read_load(folder)
-    write("b.json", {"model": "x"})
-    with pytest.raises(InvalidInput, match="it is no recorded conversation"):
+    alone = read_load(tmp_path)
+    lost = conversation("lost", block_size=32)
+    lost["requests"][-1] |= {"hash_ids": "none"}
+    for content, reason in (
+        (conversation("a"), "the conversation 'a' is in a.json as well"),
+        ({"model": "x"}, "it is no recorded conversation"),
+        (lost, "request 3: hash_ids is 'none'"),
+    ):
+        folder = write("_first.json", content).parent
+        # the first of two of one name is kept
+        found = read_load(folder)
+        assert found.requests.drop(["external_id"]).equals(alone.requests.drop(["external_id"]))
+        assert f"trace {folder}: 1 of 2 files cannot be used and are left out; " in caplog.messages[-1]
+        assert reason.replace("a.json", "_first.json") in caplog.messages[-1]
+    (folder / "a.json").unlink()
+    with pytest.raises(InvalidInput, match="request 3: hash_ids is 'none'"):
         read_load(folder)
     with pytest.raises(InvalidInput, match="shared_prefix is set, but it states no tokens of tools"):
         read_load(write("day.jsonl", lines({"arrival_s": 0})), shared_prefix=True)

@@ -338,11 +338,15 @@ def test_an_order_is_the_files(written):
 
 def test_rows_are_left_out_by_reason_and_those_that_wait_for_them_too(written, caplog):
     caplog.set_level("INFO")
+    header = "arrival_s,prompt_tokens,output_tokens,after,request_id\n"
     rows = ["0,1,1,,a", "1,0,1,,b", "2,1,1,b,c", "3,1,1,c,d", "4,1,1,a,e", "5,1", "6,1,1,,a", "7,1,x,,g", "8,0,2,,h"]
-    load = read_load(written("arrival_s,prompt_tokens,output_tokens,after,request_id\n" + "\n".join(rows)))
-    assert load.requests["external_id"].to_pylist() == ["a", "e"] and load.dependencies.after.tolist() == [0]
+    sentence = refused(written(header + "\n".join(rows)))
+    assert sentence.endswith("Of 9 requests 7 cannot be used: give a trace of a known form.")
+    rows += [f"9,1,1,,good{number}" for number in range(5)]
+    load = read_load(written(header + "\n".join(rows)))
+    assert load.requests["external_id"].to_pylist()[:2] == ["a", "e"] and load.dependencies.after.tolist() == [0]
     assert caplog.messages[-1].partition(": ")[2] == (
-        "7 of 9 requests cannot be used and are left out; line 3: prompt_tokens is '0', but must be a whole number of "
+        "7 of 14 requests cannot be used and are left out; line 3: prompt_tokens is '0', but must be a whole number of "
         "tokens, at least 1 (2 requests); line 7: 2 fields instead of 5; line 8: request_id is 'a', that of an earlier "
         "request as well; line 9: output_tokens is 'x', but must be a whole number of tokens, at least 1; line 4: "
         "after is 'b', but no request has this request_id; …"
