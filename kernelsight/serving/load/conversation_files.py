@@ -56,7 +56,7 @@ def is_conversation(data: bytes) -> bool:
 def read_conversations(
     files: Mapping[Path, Callable[[Path], bytes]], unused: Faults, *, shared_prefix: bool = False
 ) -> Conversations:
-    """Read conversations from files, by what gives the content of a path; those that cannot be used are counted as ``unused``.
+    """Read conversations from files, by what gives their content; files that cannot be used are counted as ``unused``.
 
     InvalidInput: all of them are; it names the first and, if known, the request.
     """
