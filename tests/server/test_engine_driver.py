@@ -63,20 +63,20 @@ def test_a_cancelled_request_gets_no_token_of_the_step_that_runs(engines: LiveEn
 
 
 def test_a_turn_ends_however_late_it_is(engines: LiveEngines) -> None:
-    """Behind the clock by an hour, a turn simulates a second at most; the next ones go on where it ended."""
+    """Hours behind the clock, each turn simulates a second at most, and the next one goes on where it ended."""
 
     async def main() -> None:
         clock, receiver = Clock(), Receiver()
         driver = EngineDriver(engines, 1000.0, clock)
         assert driver.send(30, 4000, [], 0, receiver)
         turns = reached_us = 0
-        clock.now_s = 3600.0
-        while engines.active:
+        while engines.active and turns < 1000:
+            clock.now_s += 3600.0
             driver.turn()
             turns += 1
             assert engines.reached_us - reached_us <= MOST_US + 1e5  # of a step that ends later
             reached_us = engines.reached_us
         times_us = [tokens.time_us for tokens in receiver.got]
-        assert turns > 5 and times_us == sorted(times_us) and times_us[-1] < 1e3 * 3600e6
+        assert 5 < turns < 1000 and times_us == sorted(times_us)
 
     asyncio.run(main())
