@@ -68,7 +68,8 @@ def read_conversations(
             read += 1
         except errors.InvalidInput as fault:
             first = first or fault
-            unused.add(str(fault), 1, path.name, str(fault).removeprefix(f"trace {path}").lstrip(":, ").rstrip("."))
+            reason = str(fault).removeprefix(f"trace {path}").lstrip(":, ").removesuffix(f". {ADVICE}")
+            unused.add(reason, 1, path.name, reason)
             for values, size in zip(reading.rows(), before, strict=True):
                 del values[size:]
             reading.block_tokens = reading.block_tokens if read else None

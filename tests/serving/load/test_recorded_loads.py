@@ -201,11 +201,10 @@ def test_folders_that_cannot_be_read(write: Write, tmp_path: Path, caplog: pytes
     write("a.json", conversation("a"))
     alone = read_load(tmp_path)
     lost = conversation("lost", block_size=32)
-    lost["requests"][-1] |= {"hash_ids": "none"}
     for content, reason in (
         (conversation("a"), "the conversation 'a' is in a.json as well"),
         ({"model": "x"}, "it is no recorded conversation"),
-        (lost, "request 3: hash_ids is 'none'"),
+        (lost, "request 0: hash_ids has 4 entries, but 260 tokens in blocks of 32 have 8"),
     ):
         folder = write("_first.json", content).parent
         # the first of two of one name is kept
@@ -214,7 +213,7 @@ def test_folders_that_cannot_be_read(write: Write, tmp_path: Path, caplog: pytes
         assert f"trace {folder}: 1 of 2 files cannot be used and are left out; " in caplog.messages[-1]
         assert reason.replace("a.json", "_first.json") in caplog.messages[-1]
     (folder / "a.json").unlink()
-    with pytest.raises(InvalidInput, match="request 3: hash_ids is 'none'"):
+    with pytest.raises(InvalidInput, match="request 0: hash_ids has 4 entries"):
         read_load(folder)
     with pytest.raises(InvalidInput, match="shared_prefix is set, but it states no tokens of tools"):
         read_load(write("day.jsonl", lines({"arrival_s": 0})), shared_prefix=True)
