@@ -117,6 +117,15 @@ def fields_found(names: Collection[str], known: Iterable[str]) -> str:
     return f"{len(names)} field{'s' * (len(names) > 1)}: {found}"
 
 
+def name_shown(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a name of a file that resembles a known one, else ``otherwise``.
+
+    >>> name_shown("gpus", ["gpu"], "one of its names"), name_shown("hunter2", ["gpu"], "one of its names")
+    ('gpus', 'one of its names')
+    """
+    return next(iter(familiar([name], known)), otherwise)
+
+
 def familiar(names: Iterable[str], known: Iterable[str]) -> list[str]:
     """Return those of a file's names that resemble known ones, at most 12.
 

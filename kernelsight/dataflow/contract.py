@@ -17,7 +17,7 @@ from kernelsight.dataflow.column import BOUNDS, COMPARISONS, RELATIONS, Column
 from kernelsight.dataflow.databases import literal, quote
 from kernelsight.dataflow.types import arrow_type, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
-from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, nearest
+from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, name_shown, nearest
 from kernelsight.files.own import own_json, own_text
 
 KINDS = ("given", "derived", "internal")
@@ -385,13 +385,16 @@ def _name_faults(occurrences: Mapping[str, int], contract: Contract) -> list[str
     """Return the violations in the column names: duplicate, missing or unknown."""
     known = contract.column_names
     duplicates = sorted(name for name, times in occurrences.items() if times > 1)
-    faults = [f"column {name} occurs {occurrences[name]} times" for name in duplicates]
     missing = [column.name for column in contract.columns if column.name not in occurrences and not column.nullable]
+    # the names of a file that is something else are its content
+    shown = {name: name_shown(name, known, "of another name") if len(missing) > 2 else name
+             for name in occurrences}  # fmt: skip
+    faults = [f"column {shown[name]} occurs {occurrences[name]} times" for name in duplicates]
     if missing:
         faults.append(f"missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
     for name in sorted(set(occurrences) - set(known)):
-        close = nearest(name, known, limit=1)
-        faults.append(f"unknown column {name}" + (f" (nearest: {close[0]})" if close else ""))
+        close = nearest(name, known, limit=1) if shown[name] == name else None
+        faults.append(f"unknown column {shown[name]}" + (f" (nearest: {close[0]})" if close else ""))
     return faults
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.rows import python_rows
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, name_shown
 from kernelsight.files.bounded_files import check_file
 from kernelsight.files.bounded_values import parse_json, read_json
 from kernelsight.files.budget import ROWS
 from kernelsight.files.parquet_files import read_parquet
+from kernelsight.scenario.flags import FLAGS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +122,9 @@ def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not values:
             raise InvalidInput(f"the axis {name} is empty; give it a value, or remove it.")
         if any(isinstance(value, dict | list) for value in values):
-            raise InvalidInput(f"the axis {name} contains a list or an object; use scalars.")
+            words = {word.lstrip("-").replace("-", "_") for flag in FLAGS.values() for word in flag.options}
+            axis = name_shown(name, words | FLAGS.keys(), "of one name")
+            raise InvalidInput(f"the axis {axis} contains a list or an object; use scalars.")
     size = math.prod(len(values) for values in lists.values())
     if size > LARGEST_GRID:
         raise InvalidInput(f"the axes make {size:,} scenarios; give at most {LARGEST_GRID:,}, for instance by a query.")

@@ -84,10 +84,7 @@ class Proposer:
         if not isinstance(parameters, dict) or not all(
             isinstance(value, int | float | str) for value in parameters.values()
         ):
-            raise InvalidInput(
-                f"the proposal with {', '.join(proposal)[:60]} is no configuration; give parameters as numbers and "
-                "words, or candidate_id."
-            )
+            raise InvalidInput("a proposal is no configuration: give parameters as numbers and words, or candidate_id.")
         return identity({**self.constant, **parameters})
 
     def rows(self, proposals: Proposals) -> np.ndarray:
