@@ -18,14 +18,13 @@ from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.bounded_values import parse_yaml
 from kernelsight.files.budget import ARCHITECTURE
-from kernelsight.models.config_fields import ConfigFields, Field
+from kernelsight.models.config_fields import ConfigFields, Field, longest_context
 from kernelsight.models.expressions import Expression
 from kernelsight.models.field_files import FIELD, SCALAR, FieldFile, FieldScope, line_of, misfit
-from kernelsight.models.limits import longest_context
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.column import Column
+    from kernelsight.dataflow.types import Column
 
 FOLDER = Path(__file__).parent.parent / "catalog" / "architectures"
 # far above any model: a typo must not make a list of a billion layers
@@ -128,6 +127,8 @@ def _content(path: Path) -> dict[str, Any]:
     content = documents[0] if len(documents) == 1 else None
     if not isinstance(content, dict):
         raise refuse("is not one YAML mapping")
+    if content and not SECTIONS.keys() & content.keys():
+        raise refuse(f"has none of the sections {', '.join(SECTIONS)}")
     if found := misfit(content, SECTIONS):
         *place, expected = found
         line = max(line_of(text, name) for name in place)

@@ -14,9 +14,8 @@ from kernelsight import errors
 from kernelsight.files.bounded_values import read_json
 from kernelsight.files.own import own_json, own_text
 from kernelsight.models.architectures import Shape, architecture_of, shape_of
-from kernelsight.models.config_fields import ConfigFields
+from kernelsight.models.config_fields import ConfigFields, check_heads, check_rope, check_total
 from kernelsight.models.config_forms import as_config, read_gguf
-from kernelsight.models.limits import check_heads, check_rope, check_total
 from kernelsight.models.quantization import read_formats
 
 CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"

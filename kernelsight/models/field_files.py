@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kernelsight import errors
-from kernelsight.errors import InvalidInput, name_shown
+from kernelsight.errors import InvalidInput
 from kernelsight.models.config_fields import KINDS, ConfigFields, Field
 from kernelsight.models.expressions import WORDS, Expression, Impossible, Malformed, read_expression
 
@@ -41,8 +41,6 @@ def misfit(value: Any, form: Any) -> tuple[str, ...] | None:
         inner = form.get("*")
         for name, item in value.items():
             if inner is None and name not in form:
-                # a mapping without a known name is of another file: its names are content
-                name = name if form.keys() & value.keys() else name_shown(str(name), form, "a name")
                 return (str(name), f"one of the known names: {', '.join(form)}")
             if found := misfit(item, form[name] if inner is None else inner):
                 return (str(name), *found)

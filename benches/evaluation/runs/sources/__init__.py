@@ -20,15 +20,11 @@ from kernelsight.laboratory.runs.sources import (
 
 
 class Source(NamedTuple):
-    """A form of file: its columns and its reader; ``workloads``: columns of files that only describe its workloads.
-
-    ``folder``: pattern of the files of a folder that is read as a whole.
-    """
+    """A form of file: its columns and its reader; ``workloads``: columns of files that only describe its workloads."""
 
     columns: frozenset[str]
     read: Callable[[Path], Runs]
     workloads: frozenset[str] = frozenset()
-    folder: str = ""
 
 
 def _reader(module: ModuleType) -> Callable[[Path], Runs]:
@@ -42,5 +38,9 @@ SOURCES = (
     Source(gpustack.COLUMNS, _reader(gpustack)),
     Source(http_stages.COLUMNS, _reader(http_stages), http_stages.STAGES),
     Source(frozenset((aiconfigurator.MARK,)), aiconfigurator.read),
-    Source(frozenset((inference_perf.STAGES,)), _reader(inference_perf), folder=inference_perf.STAGES),
 )
+
+
+def read_folder(folder: Path) -> Runs | None:
+    """Return the runs of a folder with the reports of one run of inference-perf; None: it is no such folder."""
+    return runs_of(*inference_perf.read(folder), folder) if list(folder.glob(inference_perf.STAGES)) else None

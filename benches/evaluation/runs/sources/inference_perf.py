@@ -9,7 +9,6 @@ from typing import Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
-from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.budget import ROWS
 from kernelsight.scenario.launch.deployments import read_launch_line
 
@@ -40,9 +39,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     }
     rows = []
     for number, path in enumerate(sorted(folder.glob(STAGES))):
-        rows.append(
-            _run(parse_json(_text(path), InvalidInput, ROWS), number, server, flags, workers, GPUS[accelerator[1]])
-        )
+        rows.append(_run(json.loads(_text(path)), number, server, flags, workers, GPUS[accelerator[1]]))
     return rows, []
 
 
