@@ -18,6 +18,8 @@ from kernelsight.dataflow.violations import cast_column, check_faults, duplicate
 from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, name_shown, nearest
 from kernelsight.files.own import own_json, own_text
 
+# unknown columns that an error names
+MOST_NAMES = 20
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 # what a column that is like another one takes from it
 _INHERITED = ("name", "type", "unit", "doc")
@@ -235,15 +237,20 @@ def _name_faults(occurrences: Mapping[str, int], contract: Contract) -> list[str
     known = contract.column_names
     duplicates = sorted(name for name, times in occurrences.items() if times > 1)
     missing = [column.name for column in contract.columns if column.name not in occurrences and not column.nullable]
-    # the names of a file that is something else are its content
-    shown = {name: name_shown(name, known, "of another name") if len(missing) > 2 else name
-             for name in occurrences}  # fmt: skip
-    faults = [f"column {shown[name]} occurs {occurrences[name]} times" for name in duplicates]
+    others = sorted(set(occurrences) - set(known))
+
+    def shown(name: str) -> str:
+        # the names of a file that is something else are its content
+        return name_shown(name, known, "of another name") if len(missing) > 2 else name
+
+    faults = [f"column {shown(name)} occurs {occurrences[name]} times" for name in duplicates[:MOST_NAMES]]
     if missing:
         faults.append(f"missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    for name in sorted(set(occurrences) - set(known)):
-        close = nearest(name, known, limit=1) if shown[name] == name else None
-        faults.append(f"unknown column {shown[name]}" + (f" (nearest: {close[0]})" if close else ""))
+    for name in others[:MOST_NAMES]:
+        close = nearest(name, known, limit=1) if shown(name) == name else None
+        faults.append(f"unknown column {shown(name)}" + (f" (nearest: {close[0]})" if close else ""))
+    if len(others) > MOST_NAMES:
+        faults.append(f"{len(others) - MOST_NAMES:,} more unknown columns")
     return faults
 
 
