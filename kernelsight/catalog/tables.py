@@ -102,8 +102,8 @@ def renamed(table: pa.Table, former: Mapping[str, str]) -> pa.Table:
     >>> renamed(pa.table({"old": [1]}), {"old": "new"}).column_names
     ['new']
     """
-    names = table.column_names
-    return table.rename_columns([former[name] if former.get(name, name) not in names else name for name in names])
+    names, present = table.column_names, set(table.column_names)
+    return table.rename_columns([former[name] if former.get(name, name) not in present else name for name in names])
 
 
 def _implementations() -> pa.Table:
