@@ -20,6 +20,7 @@ from kernelsight.files.budget import ROWS, SETTINGS
 from kernelsight.files.parquet_files import read_parquet
 from kernelsight.files.row_files import cells_of
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
+from kernelsight.serving.load.trace_formats import MOST_FIELDS
 
 AICONFIGURATOR = "aiconfigurator"
 ENDINGS = (".csv", ".parquet")
@@ -87,7 +88,10 @@ def _published() -> tuple[Any, ...]:
 def _header(path: Path) -> list[str]:
     """Return the column names of a CSV file."""
     with open_file(path, lambda problem: _refusal(path, problem), ROWS) as file:
-        return cells_of(file.readline(SETTINGS.bytes).decode("utf-8-sig", "replace"))
+        cells = cells_of(file.readline(SETTINGS.bytes).decode("utf-8-sig", "replace"))
+    if len(cells) > MOST_FIELDS:
+        raise _refusal(path, f"has {len(cells):,} columns, more than {MOST_FIELDS:,}")
+    return cells
 
 
 def _refusal(path: Path, problem: str) -> InvalidInput:
