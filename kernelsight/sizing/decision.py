@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelsight.number_format import number
@@ -130,11 +129,8 @@ def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s
     return demand._replace(day=day, startup_s=startup_s, disk_bytes_per_s=disk_bytes_per_s)
 
 
-def option_of(sized: Sized, evidence: Evidence, demand: Demand, weights_bytes: Callable[[], float]) -> Option:
-    """Return a deployment with the instances that keep the objectives with the confidence, where any number does.
-
-    ``weights_bytes``: what one replica loads when it starts, of a demand with a day.
-    """
+def option_of(sized: Sized, evidence: Evidence, demand: Demand) -> Option:
+    """Return a deployment with the instances that keep the objectives with the confidence, where any number does."""
     chances, rate = evidence.chances, sized.highest.rate
     share = chances.share_for(demand.confidence) if chances else 0.0
     most = min(share or 1.0, 1.0 - demand.margin)
@@ -149,5 +145,6 @@ def option_of(sized: Sized, evidence: Evidence, demand: Demand, weights_bytes: C
     option = Option(sized, evidence, instances, served, load, probability, share > 0.0)
     if demand.day is None:
         return option
-    start = start_of(weights_bytes(), demand.disk_bytes_per_s, demand.startup_s)
+    weights_bytes = sized.prospect.trials.weights_bytes(sized.candidate.scenario_id)
+    start = start_of(weights_bytes, demand.disk_bytes_per_s, demand.startup_s)
     return option._replace(hours=tuple(hours_of(demand.day, rate * most)), start=start)

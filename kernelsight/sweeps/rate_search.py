@@ -115,7 +115,7 @@ def seeds_for(requests: int, effort: Effort) -> int:
 class RateSearch:
     """The search of one scenario's highest rate; every rate is tried once for each effort.
 
-    ``earlier``: the cache of verdicts of earlier processes.
+    ``earlier``: the cache of verdicts of earlier processes. ``served``: all simulated loads.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class RateSearch:
         self._cache = earlier or TrialCache(None)
         self._tried: dict[tuple[float, Effort], TriedRate] = {}
         self._last: TriedRate | None = None
+        self.served: dict[tuple[float, int], TriedRate] = {}
         row = trials.scenario(scenario_id)
         self._closed = row["request_rate"] is None
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
@@ -189,9 +190,9 @@ class RateSearch:
         rate = self._allowed(rate)
         return rate <= self.capacity.most and self.look(rate) <= LENIENT and self._try(rate, ROUGH).verdict.keeps
 
-    def keeps(self, rate: float) -> bool:
-        """Return whether a rate keeps the objectives, tried as in a full search."""
-        return self._try(self._allowed(rate), FULL).verdict.keeps
+    def tried_at(self, rate: float, effort: Effort = FULL) -> TriedRate:
+        """Return a rate tried as in a search."""
+        return self._try(self._allowed(rate), effort, look=False)
 
     def _answer(self, holds: TriedRate | None, broken: TriedRate | None, effort: Effort) -> HighestRate:
         if holds is None:
@@ -200,7 +201,9 @@ class RateSearch:
         low, high = (
             self._end(holds, effort, side) if effort.ends else _near_end(holds, broken, side) for side in (-1, 1)
         )
-        high = min(high, max(self._highest, holds.rate))
+        # no run finds a rate above the bound, nor one at which the luckiest seed breaks an objective
+        breaks = (one.rate for one in self.served.values() if one.rate > holds.rate and _bound(one, 1) > 1.0)
+        high = min(high, max(min(self._highest, self.capacity.most, *breaks), holds.rate))
         steady = holds.verdict.stays >= 0.95 * COUNTED
         return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
 
@@ -309,6 +312,7 @@ class RateSearch:
             judged = Judged(verdict, stay_ms, any(trial.lost for trial in trials))
             self._cache.put(*key, judged)
         self._last = TriedRate(rate, requests, seeds, judged, serve, trials)
+        self.served[rate, requests] = TriedRate(rate, requests, seeds, judged, serve)  # without its many latencies
         return self._last
 
     def _end(self, holds: TriedRate, effort: Effort, side: int) -> float:
