@@ -17,8 +17,8 @@ from pathlib import Path
 
 from record import RESULTS, ROOT, SERVERS, read, record
 
-from kernelsight.cli.backtest_page import coverage_table
 from kernelsight.cli.main import main as kernelsight
+from kernelsight.laboratory.cli.backtest_tables import coverage_table
 from kernelsight.present.show import table_of
 
 SAMPLE = 60

@@ -25,7 +25,7 @@ from record import record
 import kernelsight as ks
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import Variant, give_log
-from kernelsight.models.model_names import is_mixture
+from kernelsight.laboratory.runs.run_classes import is_mixture
 
 DEPLOYMENTS = (
     ({"model": "llama-3.1-8b", "gpu": "h100_sxm"}, 12.0),

@@ -19,8 +19,8 @@ from record import ROOT, SERVERS, record
 import kernelsight as ks
 from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.replays import replay_left_out
 from kernelsight.laboratory.decisions import LEAST, MOST, Decision, decision_scores, decisions_of, reliability
+from kernelsight.laboratory.runs.campaign_fit import replay_left_out
 
 SAMPLE = 100
 

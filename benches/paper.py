@@ -54,7 +54,7 @@ def main() -> None:
     if arguments.no_record:
         return
     if charts:
-        from kernelsight.evaluation.runs.plots import write_picture
+        from kernelsight.laboratory.cli.backtest_plot import write_picture
 
         ending = "png" if arguments.figure in PNG else "svg"
         picture = ROOT / "docs" / "pictures" / f"paper_{arguments.figure}.{ending}"

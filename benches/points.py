@@ -25,7 +25,7 @@ from record import ROOT, record
 
 from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.evaluate import NAMED
-from kernelsight.evaluation.kernels.evaluations import PointBudget
+from kernelsight.evaluation.kernels.predict import PointBudget
 from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.pack_rows import write_pack

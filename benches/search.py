@@ -23,15 +23,16 @@ import numpy as np
 from record import ROOT, record
 from search_figures import figures_of, tuner_figures
 
+from kernelsight.laboratory.searches import scores
 from kernelsight.laboratory.searches.cases import Case, Result, replayed
 from kernelsight.laboratory.searches.evaluate import evaluate
 from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
 from kernelsight.present.output import as_text
-from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS
+from kernelsight.searching.search_tables import regrets
 from kernelsight.searching.space_files import SpaceTables, read_spaces
 from kernelsight.searching.targets import Target, target_of, truth_of
 
@@ -103,7 +104,7 @@ def altered_regrets(
                 search_rounds = list(
                     rounds(altered(target, how, seed, logs), scenario, replay(truth, target.ids, seed))
                 )
-                final_regrets.append(float(scores.regrets(search_rounds[-1].best[-1:], logs)[0]))
+                final_regrets.append(float(regrets(search_rounds[-1].best[-1:], logs)[0]))
             medians[space, gpu] = float(np.median(final_regrets))
     return medians
 

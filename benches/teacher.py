@@ -24,8 +24,8 @@ import pyarrow.csv as pa_csv
 from record import record
 
 import kernelsight as ks
+from kernelsight.evaluation.runs.backtests import planned_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.replays import planned_runs
 from kernelsight.evaluation.runs.run_scores import is_scored_separately
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.flags import LENGTHS, LOAD

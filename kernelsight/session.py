@@ -342,7 +342,7 @@ class Session(dataflow.Session):
         ...     found.column("best_candidate").to_pylist(), session.table("search_rounds").num_rows
         (['tile=5'], 2)
         """
-        from kernelsight.searching.given_searches import give_searches
+        from kernelsight.searching.replays import give_searches
 
         give_searches(self, scenarios, [space] if isinstance(space, str | Path) else list(space))
         return self.table("search_summary")

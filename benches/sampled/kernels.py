@@ -16,8 +16,7 @@ from record import ROOT
 import kernelsight as ks
 from kernelsight.cli.main import main as kernelsight
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.evaluations import PointBudget
-from kernelsight.evaluation.kernels.predict import fit_and_predict
+from kernelsight.evaluation.kernels.predict import PointBudget, fit_and_predict
 from kernelsight.fitting.splits import Split
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.laboratory.kernels.baselines import baseline_columns, shipped_baselines

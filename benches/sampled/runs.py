@@ -10,9 +10,9 @@ import numpy as np
 from record import ROOT, SERVERS, read
 
 import kernelsight as ks
+from kernelsight.evaluation.runs.backtests import replay
 from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
-from kernelsight.evaluation.runs.replays import replay
 from kernelsight.evaluation.runs.run_scores import is_fitting, is_scored_separately
 from kernelsight.laboratory.decisions import decisions_of
 from kernelsight.laboratory.energy.fit import Constants

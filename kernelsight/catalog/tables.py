@@ -56,6 +56,15 @@ def facts(name: str) -> pa.Table | None:
     return cached_for_program(program(), f"facts {name}", lambda: _read(name))
 
 
+@cache
+def catalogue_yaml(name: str) -> Any:
+    """Return the document of a YAML file of the catalogue."""
+    from kernelsight.files.bounded_values import parse_yaml
+
+    text = (_FOLDER / f"{name}.yaml").read_text("utf-8")
+    return cached_for_program(program(), f"{name}.yaml", lambda: parse_yaml(text, ContractBroken)[0])
+
+
 def _read(name: str) -> pa.Table:
     if name == "kernel_implementations":
         return _implementations()

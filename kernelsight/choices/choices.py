@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -12,7 +14,36 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.choices.candidates import Choice
 from kernelsight.choices.contrasts import Candidates, Sizes, posteriors, starting_sizes, tuned
+from kernelsight.choices.inputs import choice_of
+from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.python_nodes import produces
 from kernelsight.fitting.splits import shape_columns
+from kernelsight.forward.call_files import read_calls
+from kernelsight.scenario.flag import options_of
+from kernelsight.scenario.gpu_names import find_gpu
+
+TOLERANCE = options_of("choice_questions")["tolerance"][0].default
+
+
+def choice_of_question(row: Mapping[str, Any], gpus: pa.Table) -> Choice:
+    """Return the choice of a row of ``choice_questions``; ``gpus``: the catalogue with the GPU's row."""
+    alias = find_gpu(row["gpu"])
+    gpu = alias.gpu if alias and row["gpu"] not in gpus["gpu"].to_pylist() else row["gpu"]
+    calls = read_calls(Path(row["calls"]), gpu, contracts()["kernel_calls"]) if row["calls"] else None
+    return choice_of([Path(name) for name in row["sweeps"]], row["family"], gpu, gpus, row["sources"] or None, calls)
+
+
+@produces("choice_candidates")
+def answer_questions(choice_questions: pa.Table, gpus: pa.Table) -> pa.Table:
+    """Compare the implementations of a kernel family at each shape of a GPU, by what others and its own sweeps show."""
+    tables = [contracts()["choice_candidates"].schema.empty_table()]
+    with one_blas_thread():
+        for row in choice_questions.to_pylist():
+            choice = choice_of_question(row, gpus)
+            tolerance = TOLERANCE if row["tolerance"] is None else row["tolerance"]
+            tables.append(choice_candidates(choice, contrasts(choice)[0], tolerance))
+    return pa.concat_tables(tables)
+
 
 # least measured sites of the GPU to tune the sizes of effects, and to estimate the error of the model's level, by it
 LEAST_TUNING, LEAST_LEVELS = 4, 10

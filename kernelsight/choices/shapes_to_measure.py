@@ -14,7 +14,7 @@ from kernelsight.choices.candidates import Choice, hidden_octaves
 from kernelsight.choices.choices import Contrasts, contrasts, shape_texts
 from kernelsight.choices.contrasts import Sizes
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.families import FAMILIES
+from kernelsight.measure.suite import FAMILIES
 from kernelsight.searching.gaussian_process import matern, squared_distances
 
 # share of a budget that is chosen at random before expected regret decides: without measurements, expectations mislead

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.occupancy import active_seconds
+from kernelsight.comparison.observed_limits import active_seconds
 from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
 from kernelsight.comparison.signature_causes import Signature
 

@@ -13,8 +13,7 @@ from kernelsight.comparison.earlier_log import calibrated, predicted_by
 from kernelsight.comparison.errors import concurrency_of
 from kernelsight.comparison.incidents import incidents_of
 from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECONDS, Measured
-from kernelsight.comparison.observed_limits import LEAST_CACHED, caches_nothing
-from kernelsight.comparison.occupancy import decoding, most_running, seats_seen
+from kernelsight.comparison.observed_limits import LEAST_CACHED, caches_nothing, decoding, most_running, seats_seen
 from kernelsight.comparison.power import MeanPower, span_s
 from kernelsight.comparison.replay import Replayed
 from kernelsight.comparison.signature_causes import AGREES, Cause, best_fitting, closed_forms, lasts, signature

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernelsight.comparison.lost_time import MOST_REQUESTS, LostTime
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.occupancy import active_seconds
+from kernelsight.comparison.observed_limits import active_seconds
 from kernelsight.comparison.replay import Replayed
 
 # a window with a smaller mean number of decoding requests is skipped

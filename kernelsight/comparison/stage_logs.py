@@ -101,11 +101,6 @@ class Stage(NamedTuple):
         return max(round(self.achieved * self.measured.get(("e2e_ms", "mean"), 0.0) / 1e3), 1)
 
 
-def stages_of(summaries: pa.Table, stated: Mapping[str, Any] | None = None) -> list[Stage]:
-    """Return the stages of ``production_summaries`` that can be simulated; see ``stages_and_lacks``."""
-    return stages_and_lacks(summaries, stated or {})[0]
-
-
 def stages_and_lacks(summaries: pa.Table, stated: Mapping[str, Any]) -> tuple[list[Stage], list[str]]:
     """Return the stages that can be simulated, with requests, a rate, lengths and a latency; and what others lack.
 

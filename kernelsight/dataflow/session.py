@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.catalogue import CATALOGUE
 from kernelsight.dataflow.contract import NAME, as_arrow, conform
 from kernelsight.dataflow.databases import complaint, interruptible, stop_if_interrupted
 from kernelsight.dataflow.node_runs import NodeRuns
 from kernelsight.dataflow.rows import as_table, is_rows
-from kernelsight.dataflow.table_store import FILE
+from kernelsight.dataflow.table_store import CATALOGUE, FILE
 from kernelsight.errors import InvalidInput, MissingTable, mixed_column, unknown
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""The tables of a session by name: given, stored in its file, facts of the package, and computed ones."""
+"""The tables of a session by name: given, stored in its file, facts of the package, and computed ones.
+
+``catalogue_tables`` and ``catalogue_columns`` hold what the contracts declare, as rows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import pyarrow as pa
 
 from kernelsight.caches.disk_cache import CachePolicy
 from kernelsight.caches.memory_cache import memoised
-from kernelsight.dataflow.catalogue import CATALOGUE, catalogue_table
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.databases import Database, stop_if_interrupted
 from kernelsight.dataflow.graph import Graph
@@ -20,6 +22,48 @@ from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
     import duckdb
+
+
+CATALOGUE = ("catalogue_tables", "catalogue_columns")
+
+
+def catalogue_table(name: str, graph: Graph) -> pa.Table:
+    """Return ``catalogue_tables``, of those that users read, or ``catalogue_columns`` over a graph's contracts."""
+    contracts = [graph.contracts[table] for table in sorted(graph.contracts)]
+    if name == "catalogue_columns":
+        return pa.Table.from_pylist(
+            [
+                {
+                    "table": contract.table,
+                    "column": column.name,
+                    "type": column.type,
+                    "nullable": column.nullable,
+                    "unit": column.unit or None,
+                    "key": column.key,
+                    "reference": column.reference or None,
+                    "check": column.check or None,
+                    "doc": column.doc,
+                }
+                for contract in contracts
+                for column in contract.columns
+            ],
+            schema=graph.contracts[name].schema,
+        )
+    rows = []
+    for contract in (one for one in contracts if one.kind != "internal"):
+        node = graph.node(contract.table)
+        rows.append(
+            {
+                "table": contract.table,
+                "kind": contract.kind,
+                "grain": contract.grain,
+                "doc": contract.doc,
+                "node": node.label if node else None,
+                "inputs": list(node.inputs) if node else [],
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=graph.contracts[name].schema)
+
 
 # the name under which the file of a session is attached
 FILE = "kernelsight_file"

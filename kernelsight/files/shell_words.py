@@ -11,6 +11,7 @@ from kernelsight.errors import InvalidInput
 # most characters of a text; an argument of a Linux command has at most 131,072 bytes (execve(2): MAX_ARG_STRLEN)
 MOST_CHARACTERS = 2**18
 _COMMENT = re.compile(r"(^|\s)#(\s|!|$).*")
+_COMMENT_LINE = re.compile(r"^([ \t]*#[ \t!].*?)\\+$", re.MULTILINE)
 _NAME_EQUALS = re.compile(r"(--?[A-Za-z][\w.+-]*|[A-Za-z_]\w*)=")  # an option or variable, up to its value
 _STREAM = re.compile(r"(?<=\s)\d(?=>)")  # the 2 of 2>&1
 
@@ -28,7 +29,8 @@ def split_commands(text: str) -> Iterator[list[str]]:
             f"the launch line has {len(text):,} characters; give the command of the server alone, {MOST_CHARACTERS:,} "
             "at most."
         )
-    lines = text.replace("\r\n", "\n").replace("\\\n", " ").split("\n")
+    text = _COMMENT_LINE.sub(r"\1", text.replace("\r\n", "\n"))  # no backslash continues a comment
+    lines = text.replace("\\\n", " ").split("\n")
     lexer = shlex.shlex(
         "\n".join(_STREAM.sub("", _COMMENT.sub("", line)) for line in lines), posix=True, punctuation_chars=";&|<>\n"
     )

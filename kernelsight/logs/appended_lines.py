@@ -17,7 +17,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import open_file
 from kernelsight.files.budget import GROWING
 from kernelsight.logs.files import unusable
-from kernelsight.logs.log_run import RULES, Faults
+from kernelsight.logs.log_run import Faults, rules
 from kernelsight.logs.read_logs import read_requests
 
 # bytes that are read at once; bytes of a file's beginning that identify it
@@ -133,7 +133,7 @@ def _unused(faults: Faults, before: int, has_header: bool) -> Iterator[UnusedLin
         return f"line {before + own}"
 
     for rule, (count, example, more) in faults.counted.items():
-        effect, reason = RULES[rule]
+        effect, reason = rules()[rule]
         if effect == "dropped":
             yield UnusedLines(count, _PLACE.sub(in_log, example or ""), f"{reason}{more}")
 

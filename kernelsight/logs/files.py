@@ -93,7 +93,9 @@ class LogFile:
     def by_line(self) -> bool:
         """Whether the file is JSON lines: one object per line."""
         lines = [line for line in self.text.splitlines() if line.strip()]
-        return bool(lines) and (_is_object(lines[0]) or (len(lines) > 1 and lines[1].lstrip().startswith('{"')))
+        in_list = bool(lines) and lines[0].lstrip().startswith("[") and lines[0].rstrip().endswith(("[", ","))
+        second = len(lines) > 1 and not in_list and lines[1].lstrip().startswith('{"')
+        return bool(lines) and (_is_object(lines[0]) or second)
 
     @property
     def name(self) -> str:

@@ -56,14 +56,3 @@ def _scan(file: LogFile, fields: Mapping[str, str]) -> str:
         f"columns={{{columns}}}, ignore_errors={ignore_errors}, maximum_object_size={LONGEST_RECORD}, "
         f"compression='{'gzip' if file.compressed else 'none'}')"
     )
-
-
-def metric(path: str, unit: str = "ms") -> str:
-    """Return SQL for a ``{"value", "unit"}`` struct in milliseconds; null for a unit that is not one of time.
-
-    >>> metric("m.ttft")[:48]
-    "m.ttft.value * case m.ttft.unit when 'ms' then 1"
-    """
-    factors = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
-    cases = " ".join(f"when '{name}' then {factor:g}" for name, factor in factors.items())
-    return f"{path}.value * case {path}.unit {cases} end" if unit == "ms" else f"{path}.value"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from kernelsight.catalog.tables import facts
-from kernelsight.logs.log_run import LogFormat, LogRun
 
 ANY, IGNORED = "any", "ignored"
-Recognises, Read = Callable[..., bool], Callable[..., list[LogRun]]
 # factor to ms, or to one per second; 1: a count
 _UNITS = {
     **dict.fromkeys(("ms", "msec", "milliseconds"), ("time", 1.0)),
@@ -81,20 +78,6 @@ def fields_of(form: str) -> list[tuple[re.Pattern[str], str, str | None]]:
     return [
         (re.compile(row["pattern"]), row["column"], row["unit"]) for row in fields.to_pylist() if row["form"] == form
     ]
-
-
-def formats_of_rows(layouts: Sequence[str], recognises: Recognises, read: Read) -> tuple[LogFormat, ...]:
-    """Return the formats of ``log_forms`` of some layouts; both functions take the row too."""
-    forms = facts("log_forms")
-    assert forms is not None
-    return tuple(
-        LogFormat(
-            *(row["form"], row["role"], row["written_by"], partial(recognises, form=row), partial(read, form=row)),
-            by_rows=True,
-        )
-        for row in forms.to_pylist()
-        if row["layout"] in layouts
-    )
 
 
 @cache

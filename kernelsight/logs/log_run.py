@@ -1,4 +1,4 @@
-"""Common types of log readers: LogRun, the content of one run of a file; LogFormat; Faults, rules for dropped rows."""
+"""Common types of log readers: LogRun, the content of one run of a file; LogFormat; Faults, rows by rule."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.catalog.tables import catalogue_yaml
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -15,58 +17,15 @@ if TYPE_CHECKING:
 
 # column with the number of a request's row in its file, from 1: for error messages, in no table
 FILE_ROW = "file_row"
-# by rule: what happens to its rows (dropped, excluded from errors, or only noted), and the explanation for users
-RULES: Mapping[str, tuple[str, str]] = {
-    "failed": ("excluded", "requests that failed"),
-    "cancelled": ("excluded", "requests that the client ended early"),
-    "warmup": ("excluded", "requests sent before the measurement"),
-    "no_output": ("excluded", "requests without output tokens"),
-    "no_latency": ("excluded", "requests without any latency"),
-    "failed_without_length": ("dropped", "failed requests whose prompt length is not in the log"),
-    "no_prompt_tokens": ("dropped", "requests without a prompt length"),
-    "duplicate_id": ("dropped", "requests whose id occurs before: a retry, or a file written twice"),
-    "retried": ("noted", "requests that a client or gateway sent again: their latency holds several attempts"),
-    "impossible_kernel": ("dropped", "kernels whose time, calls or rank is negative or beyond all measure"),
-    "negative_duration": ("excluded", "requests that end before they begin: clocks are mixed, or were set"),
-    "other_clock": ("dropped", "requests sent before 0, or years before or after the others: their clock is another"),
-    "impossible_value": ("dropped", "rows with a value that no request, step or kernel can have"),
-    "unset_value": ("noted", "requests with a value, or an element of a list, that is no finite number: it is unset"),
-    "not_finite": ("excluded", "requests with a latency that is not a finite number"),
-    "order_of_times": ("noted", "requests whose TTFT is longer than their E2E: they start at different times"),
-    "cached_above_prompt": ("excluded", "requests with more cached tokens than prompt tokens: cached_tokens is unset"),
-    "unreadable_line": ("dropped", "lines that are cut off, or no record of the format"),
-    "gateway_cache_hit": ("dropped", "requests that the gateway answered from its own cache: no engine saw them"),
-    "other_call": ("dropped", "calls that are no text generation, such as embeddings"),
-    "not_streamed": ("excluded", "requests that were not streamed: their TTFT is unknown"),
-    "no_first_chunk": ("excluded", "requests without a chunk of text: their TTFT is unknown"),
-    "no_arrivals": ("noted", "requests without times of sending: their arrivals are unknown"),
-    "sent_by_rule": ("noted", "requests without times of sending: taken from the rule by which the client sends"),
-    "sent_drawn": ("noted", "requests without times of sending: drawn at the requested rate"),
-    "sampled": ("noted", "requests or steps of a log that holds only a sample of them"),
-    "counted_twice": ("noted", "requests with two entries per token: TPOT is computed from the number of tokens"),
-    "chunked": ("noted", "requests with several tokens per chunk: gaps between chunks are not ITL"),
-    "rate_not_reached": ("noted", "requests of a run whose rate of sending is not the requested one, beyond chance"),
-    "ttft_clock_unknown": ("noted", "requests whose TTFT starts at a time that the log does not name"),
-    "no_client_times": ("noted", "server spans without a client span of the same trace"),
-    "no_server_times": ("noted", "client spans without a server span of the same trace"),
-    "idle_heartbeat": ("dropped", "records of an idle engine"),
-    "dummy_step": ("dropped", "steps of an idle data-parallel rank"),
-    "empty_step": ("dropped", "steps without a duration"),
-    "negative_count": ("dropped", "steps with a negative number of requests or tokens"),
-    "duplicate_step": ("dropped", "steps whose number occurs before in the same replica"),
-    "clock_of_steps": ("noted", "steps whose clock the file does not name: schedule_to_update is assumed, as for vLLM"),
-    "no_common_clock": ("noted", "requests of runs whose times have no common clock: taken one run after the other"),
-    "counter_reset": ("dropped", "intervals in which a counter fell: the server was started again"),
-    "unnamed_series": ("dropped", "series without a metric name, or of a metric that is not used"),
-    "unreadable_value": ("dropped", "rows or samples with a value that is not a number"),
-    "statistics_only": ("noted", "runs without requests: only their statistics are in the file"),
-    "part_of_a_block": ("dropped", "parts of a printed result without a latency or without a load"),
-    "mean_length": ("noted", "requests whose prompt length is the mean that the statistics beside them state"),
-    "one_scrape": ("noted", "series of one scrape: totals since the start of the server, and gauges of one moment"),
-    "repeated_line": ("dropped", "lines that occur a second time"),
-    "no_time_stamp": ("noted", "lines without a time stamp: their means count, and no window is theirs"),
-    "no_family": ("noted", "kernels whose name fits no pattern of kernel_name_patterns"),
-}
+
+
+def rules() -> dict[str, tuple[str, str]]:
+    """Return (what happens to its rows, the explanation for users) by rule.
+
+    >>> rules()["failed"]
+    ['excluded', 'requests that failed']
+    """
+    return catalogue_yaml("log_rules")
 
 
 @dataclass
@@ -76,7 +35,7 @@ class Faults:
     counted: dict[str, tuple[int, str | None, str]] = field(default_factory=dict)
 
     def add(self, rule: str, n: int, example: object = None, more: str = "") -> None:
-        """Add ``n`` rows to the count of a rule of RULES; ``more``: figures of the log, appended to its explanation."""
+        """Add ``n`` rows to the count of a rule (log_rules.yaml); ``more``: figures appended to its explanation."""
         if n > 0:
             before, first, text = self.counted.get(rule, (0, None, ""))
             shown = None if example is None else str(example)[:120]
@@ -100,9 +59,9 @@ class Faults:
                 "log_id": log_id,
                 "rule": rule,
                 "n": n,
-                "rows": RULES[rule][0],
+                "rows": rules()[rule][0],
                 "example": example,
-                "explanation": RULES[rule][1] + more,
+                "explanation": rules()[rule][1] + more,
             }
             for rule, (n, example, more) in self.counted.items()
         ]

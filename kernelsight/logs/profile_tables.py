@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, unusable
-from kernelsight.logs.labels import fields_of, formats_of_rows
+from kernelsight.logs.labels import fields_of
 from kernelsight.logs.log_run import LogRun
 from kernelsight.logs.profiles import kernel_run
 
@@ -55,7 +55,7 @@ def _is_header(cells: Sequence[str], form: Mapping[str, Any]) -> bool:
     return len(cells) >= len(wanted) and all(any(re.match(name, cell) for cell in cells) for name in wanted)
 
 
-def _read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
+def read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
     """Return one run per table: GPU time by kernel name; InvalidInput: no kernel with a time."""
     return [_run(file, form) for file in files]
 
@@ -122,10 +122,8 @@ def _kernel(cells: Sequence[str], found: Mapping[str, tuple[int, str | None]]) -
     } if total_us else {}  # fmt: skip
 
 
-def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+def recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+    """Whether a file is of a form, a row of ``log_forms``."""
     if file.kind != "text":
         return False
     return next(_rows(iter(file.text.splitlines()[:MOST_BEFORE]), form), None) is not None
-
-
-FORMATS = formats_of_rows(("table",), _recognises, _read)

@@ -11,7 +11,7 @@ import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.log_run import Faults, LogFormat, LogRun
-from kernelsight.logs.windows import SOURCES, is_used, load_of_windows, of_gpus, windows_of
+from kernelsight.logs.windows import is_used, load_of_windows, of_gpus, sources, windows_of
 
 NAME = "prometheus"
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d+)?))?\s*$")
@@ -76,7 +76,7 @@ def read_prometheus(files: Sequence[LogFile]) -> list[LogRun]:
 
 def _since_the_start(frame: pl.DataFrame, faults: Faults) -> list[dict[str, Any]]:
     """Return the totals of one scrape as summaries: counters begin at 0; gauges, of one moment, are left out."""
-    counters = [name for name, (_, grows) in SOURCES.items() if grows]
+    counters = [name for name, (_, grows) in sources().items() if grows]
     later = frame.filter(pl.col("metric").is_in(counters))
     faults.add("one_scrape", later.height)
     began = later.with_columns(pl.lit(0.0).alias("value"), (pl.col("time") - 1.0).alias("time"))
@@ -85,7 +85,7 @@ def _since_the_start(frame: pl.DataFrame, faults: Faults) -> list[dict[str, Any]
 
 def _earlier_first(frame: pl.DataFrame) -> pl.DataFrame:
     """Return two snapshots in the order in which counters grow: a folder lists ``after`` before ``before``."""
-    counters = [name for name, (_, grows) in SOURCES.items() if grows]
+    counters = [name for name, (_, grows) in sources().items() if grows]
     series = frame.filter(pl.col("metric").is_in(counters)).group_by("metric", "replica", "labels")
     change = series.agg(pl.col("value").sort_by("time").diff().last())["value"].drop_nulls()
     is_reversed = (change < 0).any() and not (change > 0).any()

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 
+from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs import (
-    aiperf,
-    aiperf_power,
     bench_results,
     blis,
     forward_kernels,
-    fpm,
     genai_perf,
     guidellm,
     inference_perf,
-    json_forms,
-    llmperf,
     measured_runs,
     otlp,
     plain,
-    power_table,
     profile_tables,
     profiles,
     prometheus,
+    queries,
     reports,
     server_lines,
-    vllm_iterations,
 )
 from kernelsight.logs.files import LogFile
 from kernelsight.logs.log_run import LogFormat
@@ -36,32 +32,27 @@ from kernelsight.serving.load.trace_formats import formats as trace_formats
 PLAIN = plain.FORMAT.name
 # fields of prompts and answers; characters of field names in a message
 TEXTS, MOST_SHOWN = ("messages", "conversations", "prompt", "input_text"), 100
-FORMATS: tuple[LogFormat, ...] = (
-    *bench_results.FORMATS,
-    *json_forms.FORMATS,
-    guidellm.FORMAT,
-    aiperf.FORMAT,
-    genai_perf.FORMAT,
-    llmperf.FORMAT,
-    inference_perf.FORMAT,
-    otlp.FORMAT,
-    blis.FORMAT,
-    measured_runs.FORMAT,
-    plain.FORMAT,
-    *reports.FORMATS,
-    *server_lines.FORMATS,
-    fpm.FORMAT,
-    vllm_iterations.FORMAT,
-    prometheus.FORMAT,
-    power_table.FORMAT,
-    aiperf_power.FORMAT,
-    forward_kernels.FORMAT,
-    profiles.CHROME,
-    profiles.NSYS,
-    *profile_tables.FORMATS,
-)
-OF_SERVERS = (prometheus.FORMAT.name, *(log_format.name for log_format in server_lines.FORMATS))
+# readers of forms of log_forms, by their layout
+BY_LAYOUT = {"text": reports, "json": reports, "lines": server_lines, "table": profile_tables}
 FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kernels": "--kernels"}
+
+
+@cache
+def formats() -> tuple[LogFormat, ...]:
+    """Return all formats: those with a module of their own, of queries, and of the rows of ``log_forms``."""
+    return (
+        *bench_results.FORMATS,
+        *queries.formats(),
+        *(module.FORMAT for module in (guidellm, genai_perf, inference_perf, otlp, blis, measured_runs, plain)),
+        *map(_of_row, facts("log_forms").to_pylist()),
+        *(prometheus.FORMAT, forward_kernels.FORMAT, profiles.CHROME, profiles.NSYS),
+    )
+
+
+def _of_row(row: dict[str, str]) -> LogFormat:
+    reader = BY_LAYOUT[row["layout"]]
+    functions = partial(reader.recognises, form=row), partial(reader.read, form=row)
+    return LogFormat(row["form"], row["role"], row["written_by"], *functions, by_rows=True)
 
 
 def format_named(name: str) -> LogFormat:
@@ -70,7 +61,7 @@ def format_named(name: str) -> LogFormat:
     >>> format_named("aiperf").written_by
     'aiperf profile (profile_export.jsonl)'
     """
-    for log_format in FORMATS:
+    for log_format in formats():
         if log_format.name == name and log_format.role == "requests":
             return log_format
     raise unknown(
@@ -82,9 +73,9 @@ def format_names(role: str) -> list[str]:
     """Return the names of the formats for a role, in order of the registry.
 
     >>> format_names("metrics")
-    ['vllm-log', 'sglang-log', 'trtllm-log', 'prometheus', 'power-table', 'aiperf-power']
+    ['power-table', 'aiperf-power', 'vllm-log', 'sglang-log', 'trtllm-log', 'prometheus']
     """
-    return [log_format.name for log_format in FORMATS if log_format.role == role]
+    return [log_format.name for log_format in formats() if log_format.role == role]
 
 
 def with_known_fields(file: LogFile) -> LogFile:
@@ -94,7 +85,7 @@ def with_known_fields(file: LogFile) -> LogFile:
 
 def formats_of(file: LogFile) -> list[LogFormat]:
     """Return the formats that recognise a file: of a role those with a module of their own before forms of rows."""
-    found = [log_format for log_format in FORMATS if log_format.recognises(file)]
+    found = [log_format for log_format in formats() if log_format.recognises(file)]
     by_module = {log_format.role for log_format in found if not log_format.by_rows}
     return [log_format for log_format in found if not (log_format.by_rows and log_format.role in by_module)]
 
@@ -108,12 +99,16 @@ def recognise(file: LogFile, role: str) -> LogFormat:
     of_role = [log_format for log_format in candidates if log_format.role == role]
     if len(of_role) == 1:
         return of_role[0]
-    if role == "requests" and not of_role and candidates and all(f.name in OF_SERVERS for f in candidates):
+    if role == "requests" and not of_role and candidates and all(_is_server_log(f) for f in candidates):
         return candidates[0]  # what a server states of its load is compared without requests
     if len(of_role) > 1:
         names = " and of ".join(log_format.name for log_format in of_role)
         raise InvalidInput(f"log {file.path} has the fields of {names}; name its format with --log-format.")
     raise _unknown(file, role, candidates)
+
+
+def _is_server_log(log_format: LogFormat) -> bool:
+    return log_format.role == "metrics" and (log_format.by_rows or log_format is prometheus.FORMAT)
 
 
 def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> InvalidInput:
@@ -135,7 +130,7 @@ def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> Inval
     else:
         cause = f"is of no known format: {fields_shown(file)}"
     error = InvalidInput(f"log {file.path} {cause}" + ("" if cause.endswith(str(line)) else "."))
-    error.details = "known formats: " + "; ".join(f"{f.name}: {f.written_by}" for f in FORMATS if f.role == role)
+    error.details = "known formats: " + "; ".join(f"{f.name}: {f.written_by}" for f in formats() if f.role == role)
     return error
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.labels import IGNORED, formats_of_rows, label_of, unit_of, value_in
+from kernelsight.logs.labels import IGNORED, label_of, unit_of, value_in
 from kernelsight.logs.log_run import LogRun
 from kernelsight.logs.summaries import statistic
 
@@ -39,6 +39,7 @@ SETTINGS = ("max_concurrency", "requested_rate", "unlimited_rate")
 RANKS = {"min": -1.0, "max": 101.0}
 TOTALS = ("requests", "failed", "duration_s", "prompt_tokens", "output_tokens", "unlimited_rate")
 COUNTS = ("requests", "failed", "duration_s")
+UNLIMITED = 1e9  # requests per second: all at once; TensorRT-LLM prints 5e14
 # text without one of these words has no statistics of latencies
 _WORDS = re.compile(r"ttft|tpot|itl|latency|first.token|throughput", re.IGNORECASE)
 
@@ -49,12 +50,12 @@ def add_value(found: Statistics, text: str, value: str, form: str, usual_unit: s
     number = value.replace(",", "").strip().lower()[:30]
     if label.metric in (None, IGNORED) or label.statistic == "std":
         return
-    if label.metric == "requested_rate" and number.startswith("inf"):
-        found["unlimited_rate", "total"] = 1.0
-        return
     try:
         amount = value_in(label.metric, float(number), label.unit or usual_unit)
     except ValueError:
+        return
+    if label.metric == "requested_rate" and amount is not None and amount >= UNLIMITED:
+        found["unlimited_rate", "total"] = 1.0
         return
     if amount is not None and math.isfinite(amount) and amount >= 0:
         usual = "total" if label.metric in TOTALS else "mean"
@@ -220,7 +221,7 @@ def statistics_of_result(result: Mapping[str, Any], form: str = "result") -> lis
     return [row for (metric, stated), value in found.items() for row in statistic("run", metric, stated, value)]
 
 
-def _read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
+def read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
     """Return one run per file, whose parts are the runs in it, with their statistics."""
     runs = []
     for file in files:
@@ -258,7 +259,8 @@ def _blocks(file: LogFile, form: Mapping[str, Any]) -> list[tuple[str, Statistic
     return blocks
 
 
-def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+def recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+    """Whether a file is of a form, a row of ``log_forms``."""
     if form["layout"] == "json":
         return file.kind == "json" and set(form["signature"].split()) <= file.fields
     if file.kind == "json" and not file.text.lstrip().startswith("["):
@@ -273,6 +275,3 @@ def labels_in(file: LogFile) -> set[str]:
     if file.kind != "text":
         return set()
     return {metric for _, found in fragments_of(file.text) for metric, _ in found}
-
-
-FORMATS = formats_of_rows(("text", "json"), _recognises, _read)

@@ -9,7 +9,7 @@ import polars as pl
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.violations import failing_rows
 from kernelsight.logs.files import unusable
-from kernelsight.logs.log_run import FILE_ROW, RULES, Faults, LogRun
+from kernelsight.logs.log_run import FILE_ROW, Faults, LogRun, rules
 from kernelsight.number_format import number
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -219,7 +219,7 @@ def _check_latencies(run: LogRun, frame: pl.DataFrame) -> None:
     """Check that requests succeeded and have a latency; InvalidInput: none did, or none has."""
     ok = frame.filter(pl.col("status") == "ok")
     if not ok.height:
-        left_out = {rule: n for rule, (n, _, _) in run.faults.counted.items() if RULES[rule][0] != "noted"}
+        left_out = {rule: n for rule, (n, _, _) in run.faults.counted.items() if rules()[rule][0] != "noted"}
         counted = "; ".join(f"{n} {rule}" for rule, n in left_out.items()) or "the file has no rows"
         raise unusable(run.file.path, f"has no request that succeeded ({counted})", "Give a log of completed ones.")
     if all(ok[name].null_count() == ok.height for name in LATENCIES):

@@ -1,26 +1,38 @@
-"""Reader of servers' logs: throughput, running and waiting requests, KV cache and hit rate over time, by log_forms."""
+"""Reader of servers' logs: throughput, requests, KV cache and hit rate over time, or engine steps, by log_forms."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import polars as pl
 
 from kernelsight.logs.files import LogFile, unusable
-from kernelsight.logs.labels import fields_of, formats_of_rows
+from kernelsight.logs.labels import fields_of
 from kernelsight.logs.log_run import LogRun
+from kernelsight.logs.settings import non_default_args
+from kernelsight.logs.steps import finish_steps
 from kernelsight.logs.windows import load_of_windows
 
 _DATE = re.compile(r"(\d{4})?[-/]?(\d\d)[-/](\d\d)(?:[/-](\d{4}))?[T -](\d\d):(\d\d):(\d\d)([.,]\d+)?")
+# time stamp that container runtimes write before a line; the engines' own has neither a zone nor, often, a year
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)([.,]\d+)?(Z|[+-]\d\d:?\d\d)")
+_FACTORS = {"%": 0.01, "ms": 1e3}  # to a share, to us
 _CLOCK = re.compile(r"(?:^|[\[ ])(\d\d):(\d\d):(\d\d)(?=[\] .,])")
 HALF_DAY_S = 43_200.0
 LONGEST = 2000  # characters of a line that are looked at
 MEANS = ("prompt_tokens_per_s", "output_tokens_per_s", "running", "waiting", "kv_share", "hit_share")
 COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
 _TYPES = {"replica": pl.String, "at_s": pl.Float64, **dict.fromkeys((*MEANS, *COUNTS), pl.Float64)}
+_STEPS = {
+    **dict.fromkeys(
+        ("line", "step", "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens"), pl.Int64
+    ),
+    **{"replica": pl.String, "at_s": pl.Float64, "wall_us": pl.Float64, "kv_share": pl.Float64},
+    **{"idle": pl.Boolean, "exact": pl.Boolean},
+}
 
 
 def seconds_of(line: str) -> float | None:
@@ -45,8 +57,28 @@ def seconds_of(line: str) -> float | None:
     return None
 
 
-def _read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
-    """Return one run per file, with a window per moment that the log states; lines that occur twice count once."""
+def unix_of(line: str) -> tuple[float | None, bool]:
+    """Return the unix time before a line, s, None without one or its zone; and whether it has fractions.
+
+    >>> unix_of("1970-01-01T00:00:02.5Z Iteration"), unix_of("INFO 09-01 10:10:20 Iteration")
+    ((2.5, True), (None, False))
+    """
+    if not (stamp := _STAMP.match(line)):
+        return None, False
+    date, clock, fraction, zone = stamp.groups()
+    try:
+        moment = datetime.fromisoformat(f"{date}T{clock}{zone.replace('Z', '+00:00')}").astimezone(UTC)
+    except ValueError:
+        return None, False
+    return moment.timestamp() + (float("0." + fraction[1:]) if fraction else 0.0), fraction is not None
+
+
+def read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
+    """Return one run per file: a window per moment that the log states, or its steps, and the engine's settings.
+
+    Lines that occur twice count once. ``period_us``, the time between consecutive steps, needs time stamps with
+    fractions of a second.
+    """
     return [_run(file, form) for file in files]
 
 
@@ -56,23 +88,35 @@ def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
     previous_s = None
-    for line in file.lines():
+    has_steps = form["role"] == "steps"
+    for number, line in enumerate(file.lines(), 1):
+        if has_steps and "non-default args" in line:
+            run.settings |= non_default_args(line)
         line = line[:LONGEST]
         if not signature.search(line):
             continue
-        if line in seen:
+        if line in seen and not has_steps:
             run.faults.add("repeated_line", 1, f"line {len(seen) + 1}")
             continue
         seen.add(line)
         row: dict[str, Any] = {"replica": "0", "at_s": seconds_of(line)}
         for pattern, column, unit in fields:
             if match := pattern.search(line):
-                factor = 0.01 if unit == "%" else 1.0
-                row[column] = str(int(match[1])) if column == "replica" else _number(match[1], factor)
+                row[column] = str(int(match[1])) if column == "replica" else _number(match[1], _FACTORS.get(unit, 1.0))
+        if has_steps:
+            at_s, exact = unix_of(line)
+            rows += (
+                [row | {"line": number, "at_s": at_s, "exact": exact, "idle": "idle" in row}] if "step" in row else []
+            )
+            continue
         if row["at_s"] is not None and previous_s is not None and row["at_s"] < previous_s - HALF_DAY_S:
             row["at_s"] += 2 * HALF_DAY_S  # a clock without a date, past midnight
         previous_s = row["at_s"] if row["at_s"] is not None else previous_s
         rows.append(row)
+    if has_steps:
+        steps = pl.DataFrame(rows, schema=_STEPS, strict=False)
+        finish_steps(run, steps.with_columns(pl.col("kv_share").clip(0, 1), pl.lit("iteration").alias("clock")))
+        return run
     frame = pl.DataFrame(rows, schema=_TYPES)
     run.faults.add("no_time_stamp", frame["at_s"].null_count())
     if not rows or all(frame[name].null_count() == frame.height for name in MEANS[:3]):
@@ -125,8 +169,6 @@ def _means(frame: pl.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+def recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
+    """Whether a file is of a form, a row of ``log_forms``."""
     return file.kind in ("text", "json") and bool(re.search(form["signature"], file.text))
-
-
-FORMATS = formats_of_rows(("lines",), _recognises, _read)

@@ -2,67 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import polars as pl
 
+from kernelsight.logs.labels import fields_of
 from kernelsight.logs.log_run import Faults
 from kernelsight.logs.summaries import statistic
 
-# counters of vLLM, of older vLLM and of SGLang by column; the first one present is used
-COUNTERS: Mapping[str, tuple[str, ...]] = {
-    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
-    "output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
-    "engine_steps": ("vllm:iteration_tokens_total_count",),
-    "looked_up_tokens": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-    "cached_tokens": (
-        *("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total"),
-    ),
-    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
-}
-GAUGES: Mapping[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
-    "kv_share": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
-}
-# of GPU exporters, one series per GPU: power in W, and the energy counter of a board in mJ, which has no gaps
-# (names: etc/default-counters.csv of NVIDIA/dcgm-exporter; nvidia_gpu_exporter)
-POWER = ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_POWER_USAGE_INSTANT", "nvidia_smi_power_draw_watts")
-ENERGY = ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",)
-# histograms of seconds: mean = difference of sums / difference of counts; buckets are too coarse for percentiles
-HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
-    "ttft_mean_ms": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
-    "itl_mean_ms": (
-        *("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-        *("sglang:inter_token_latency_seconds",),
-    ),
-    "tpot_mean_ms": ("vllm:request_time_per_output_token_seconds",),
-    "e2e_mean_ms": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
-    "queue_mean_ms": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
-    "prefill_mean_ms": ("vllm:request_prefill_time_seconds",),
-    "decode_mean_ms": ("vllm:request_decode_time_seconds",),
-}
 LATENCY_MEANS = {"ttft_mean_ms": "ttft_ms", "itl_mean_ms": "itl_ms", "tpot_mean_ms": "tpot_ms", "e2e_mean_ms": "e2e_ms"}
 _COUNTS = {"ttft_mean_ms": "first_tokens", "e2e_mean_ms": "finished"}
+_OF_GPUS = ("power_w", "energy_mj")  # one series per GPU; the energy counter of a board has no gaps
 
 
-def _sources() -> dict[str, tuple[str, bool]]:
-    """Return (intermediate column, whether it is a counter) by exposed metric name."""
-    sources = {}
-    for column, names in COUNTERS.items():
-        # older servers expose counters without the suffix
-        sources |= {spelled: (column, True) for name in names for spelled in (name, name.removesuffix("_total"))}
-    for column, names in GAUGES.items():
-        sources |= dict.fromkeys(names, (column, False))
-    sources |= dict.fromkeys(POWER, ("power_w", False)) | dict.fromkeys(ENERGY, ("energy_mj", True))
-    for column, names in HISTOGRAMS.items():
-        for name in names:
-            sources |= {f"{name}_sum": (f"{column}_sum", True), f"{name}_count": (f"{column}_count", True)}
-    return sources
+@cache
+def columns_of(kind: str) -> tuple[str, ...]:
+    """Return the columns that metrics of a kind (counter, gauge, histogram) fill, in the order of ``log_fields``."""
+    columns = dict.fromkeys(column for _, column, unit in fields_of("prometheus") if unit == kind)
+    return tuple(name for name in columns if name not in _OF_GPUS)
 
 
-SOURCES = _sources()
+@cache
+def sources() -> dict[str, tuple[str, bool]]:
+    """Return (intermediate column, whether it is a counter) by exposed metric name; of a column the first one counts.
+
+    Of a histogram, in seconds, the mean is the difference of sums over that of counts: buckets are too coarse.
+    """
+    found: dict[str, tuple[str, bool]] = {}
+    for pattern, column, unit in fields_of("prometheus"):
+        name = pattern.pattern
+        if unit == "histogram":
+            found |= {f"{name}_{part}": (f"{column}_{part}", True) for part in ("sum", "count")}
+        else:
+            # older servers expose counters without the suffix
+            names = (name, name.removesuffix("_total")) if unit == "counter" else (name,)
+            found |= dict.fromkeys(names, (column, unit == "counter"))
+    return found
 
 
 def is_used(metric: str) -> bool:
@@ -71,7 +47,7 @@ def is_used(metric: str) -> bool:
     >>> is_used("vllm:prompt_tokens_total"), is_used("vllm:time_to_first_token_seconds_bucket")
     (True, False)
     """
-    return metric in SOURCES
+    return metric in sources()
 
 
 def of_gpus(metric: str) -> bool:
@@ -80,7 +56,7 @@ def of_gpus(metric: str) -> bool:
     >>> of_gpus("DCGM_FI_DEV_POWER_USAGE"), of_gpus("vllm:num_requests_running")
     (True, False)
     """
-    return metric in POWER or metric in ENERGY
+    return metric in sources() and sources()[metric][0] in _OF_GPUS
 
 
 def windows_of(samples: pl.DataFrame, faults: Faults, has_times: bool) -> pl.DataFrame:
@@ -89,12 +65,9 @@ def windows_of(samples: pl.DataFrame, faults: Faults, has_times: bool) -> pl.Dat
     ``samples``: metric, replica, labels, time (s), value; series of a replica are summed over labels. ``has_times``:
     times are real, not numbers of snapshots. Windows in which a counter fell are dropped and counted in ``faults``.
     """
-    names = pl.DataFrame(
-        {"metric": list(SOURCES), "column": [c for c, _ in SOURCES.values()], "grows": [g for _, g in SOURCES.values()]}
-    )
-    # if a server exposes a metric under two names, the first one listed above is kept
-    rank = pl.DataFrame({"metric": list(SOURCES), "rank": range(len(SOURCES))})
-    used = samples.join(names, on="metric").join(rank, on="metric")
+    rows = [(metric, column, grows, rank) for rank, (metric, (column, grows)) in enumerate(sources().items())]
+    # if a server exposes a metric under two names, the first one of the table is kept
+    used = samples.join(pl.DataFrame(rows, ["metric", "column", "grows", "rank"], orient="row"), on="metric")
     used = used.filter(pl.col("rank") == pl.col("rank").min().over("replica", "column"))
     used = used.unique(["metric", "replica", "labels", "time"], keep="last", maintain_order=True)
     used = used.sort("replica", "column", "labels", "time")
@@ -110,7 +83,7 @@ def windows_of(samples: pl.DataFrame, faults: Faults, has_times: bool) -> pl.Dat
         # cache usage is averaged over engines, everything else summed
         pl.when(pl.col("column").first() == "kv_share").then(pl.col("change").mean()).otherwise(pl.col("change").sum()),
         (pl.col("grows") & (pl.col("change") < 0)).any().alias("fell"),
-        pl.when(pl.col("column").first().is_in(["power_w", "energy_mj"])).then(pl.len()).alias("gpus"),
+        pl.when(pl.col("column").first().is_in(_OF_GPUS)).then(pl.len()).alias("gpus"),
     )
     gpus = grouped.group_by("replica", "time", "end_s").agg(pl.col("gpus").max().cast(pl.Int64).alias("power_gpus"))
     fell = grouped.group_by("replica", "time").agg(pl.col("fell").any())
@@ -132,9 +105,11 @@ def _columns(wide: pl.DataFrame, has_times: bool) -> pl.DataFrame:
     """Return the columns of ``production_windows`` from one column per counter, gauge, and histogram sum or count."""
     columns = [pl.col("replica"), pl.col("time").alias("start_s")]
     columns.append((pl.col("end_s") if has_times else pl.lit(None, pl.Float64)).alias("end_s"))
-    columns += [pl.col(name).round().cast(pl.Int64) for name in COUNTERS if name in wide.columns]
+    columns += [pl.col(name).round().cast(pl.Int64) for name in columns_of("counter") if name in wide.columns]
     columns += [
-        (pl.col(name).clip(0, 1) if name == "kv_share" else pl.col(name)) for name in GAUGES if name in wide.columns
+        (pl.col(name).clip(0, 1) if name == "kv_share" else pl.col(name))
+        for name in columns_of("gauge")
+        if name in wide.columns
     ]
     if has_times and "energy_mj" in wide.columns:
         mean_power_w = pl.col("energy_mj") / 1e3 / (pl.col("end_s") - pl.col("time"))
@@ -144,7 +119,7 @@ def _columns(wide: pl.DataFrame, has_times: bool) -> pl.DataFrame:
     elif "power_w" in wide.columns:
         columns.append(pl.col("power_w"))
     columns.append(pl.col("power_gpus"))
-    for name in HISTOGRAMS:
+    for name in columns_of("histogram"):
         if {f"{name}_sum", f"{name}_count"} <= set(wide.columns):
             count = pl.col(f"{name}_count")
             columns.append(pl.when(count > 0).then(1e3 * pl.col(f"{name}_sum") / count).alias(name))

@@ -14,7 +14,7 @@ import numpy as np
 
 from kernelsight.errors import unknown
 from kernelsight.kernels.portability import in_danger
-from kernelsight.measure.families import FAMILIES, number_formats
+from kernelsight.measure.suite import FAMILIES, number_formats
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:

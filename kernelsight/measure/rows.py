@@ -11,8 +11,7 @@ import pyarrow as pa
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.types import arrow_type
 from kernelsight.measure.device import FLUSH_CACHES, Identity, Kernel
-from kernelsight.measure.families import number_formats
-from kernelsight.measure.suite import Point
+from kernelsight.measure.suite import Point, number_formats
 from kernelsight.measure.timing import Timing
 
 SOURCE = "kernelsight calibrate measure"

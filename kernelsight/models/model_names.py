@@ -86,20 +86,11 @@ def is_quantised(name: str) -> bool:
     >>> is_quantised("Qwen/Qwen3-8B"), is_quantised("Qwen/Qwen3-32B-FP8"), is_quantised("me/Qwen3-8B-AWQ")
     (False, True, True)
     """
-    base, row = _base_of(name)
+    base, row = base_of(name)
     return bool(base and base.quantization) or any(row[column] != row["dtype"] for column in FORMATS)
 
 
-def is_mixture(name: str) -> bool:
-    """Return whether a model is a mixture of experts, by its config or, of a variant, that of its base.
-
-    >>> is_mixture("Qwen/Qwen3-30B-A3B-FP8"), is_mixture("nvidia/Qwen3-32B-NVFP4"), is_mixture("mixtral-8x7b-v0.1")
-    (True, False, True)
-    """
-    return _base_of(name)[1]["experts"] is not None
-
-
-def _base_of(name: str) -> tuple[Variant | None, Mapping[str, Any]]:
+def base_of(name: str) -> tuple[Variant | None, Mapping[str, Any]]:
     """Return what a model is a variant of, or None, and the ``models`` row of its base or of its own config."""
     row = _rows().get(name)
     if row is not None:

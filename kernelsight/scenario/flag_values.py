@@ -17,6 +17,43 @@ from kernelsight.files.numbers import is_number, read_number
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER, Flag, options_of
 from kernelsight.scenario.flags import FLAGS
 
+SCORERS = ("prefix", "tier", "kv_use", "queue", "running", "load")
+FORM = "weights such as prefix=3,kv_use=2,queue=2"
+MOST = 1e6
+
+
+def parse_weights(text: str, flag: str = "router_weights") -> dict[str, float]:
+    """Return weights by scorer; InvalidInput: an unknown scorer, a negative or no number, or all weights 0.
+
+    >>> parse_weights("queue=2, prefix=3")
+    {'prefix': 3.0, 'queue': 2.0}
+    """
+    weights: dict[str, float] = {}
+    for weight_text in str(text).split(","):
+        name, _, value = (word.strip() for word in weight_text.partition("="))
+        if name not in SCORERS or name in weights:
+            why = f"has {name!r:.30} twice" if name in weights else f"names no scorer {name!r:.30}"
+            raise InvalidInput(f"{flag} {why}; give {FORM}. Scorers: {', '.join(SCORERS)}.")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            weights[name] = -1.0
+        if not 0.0 <= weights[name] <= MOST:
+            raise InvalidInput(f"{flag} has {name}={value!r:.30}; give a number from 0 to {MOST:g}.")
+    if not any(value for name, value in weights.items() if name != "tier"):
+        raise InvalidInput(f"{flag} is {str(text)!r:.60}, which scores nothing; give {FORM}.")
+    return {name: weights[name] for name in SCORERS if name in weights}
+
+
+def weights_text(weights: dict[str, float]) -> str:
+    """Return weights in canonical spelling, independent of the order in which they were written.
+
+    >>> weights_text(parse_weights("queue=2.0,prefix=3"))
+    'prefix=3,queue=2'
+    """
+    return ",".join(f"{name}={value:g}" for name, value in weights.items())
+
+
 # PEP 440 as engines use it: 0.11.1.dev12+g1a2b3c, 1.0.0rc3, 0.5.6.post2, v0.8.5-rc.1; each number fits 64 bits
 VERSION = re.compile(
     r"v?\d{1,18}(\.\d{1,18})*([-._]?(alpha|beta|preview|pre|post|dev|rev|rc|a|b|c|r)[-._]?\d{0,18})*(\+[a-z0-9._-]+)?",
@@ -63,8 +100,6 @@ def checked_value(flag: Flag, value: Any, name: str) -> Any:
 
         return tiers_text(parse_tiers(value, name))
     if flag.kind == "weights":
-        from kernelsight.scenario.router_weights import parse_weights, weights_text
-
         return weights_text(parse_weights(value, name))
     if flag.kind == "version" and not (isinstance(value, str) and VERSION.fullmatch(value)):
         raise InvalidInput(f"{name} is {value!r}; give a version such as 0.11.0, or leave it unset.")

@@ -9,11 +9,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from kernelsight.searching import gaussian_process as gp
-from kernelsight.searching.forecasts import Forecast
+from kernelsight.searching.forecasts import WORTH, Forecast
 from kernelsight.searching.history import History, weighted_means
 
-# log latency below the best's from which a candidate counts as faster
-WORTH = np.log(0.98)
 # candidates whose covariance is updated while a batch is chosen
 SHORTLIST = 300
 MOST_RUNS = 4

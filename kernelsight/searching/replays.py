@@ -1,24 +1,45 @@
-"""Replays many searches: every row of ``search_scenarios``, on the recorded measurements of its GPU."""
+"""Replays many searches: every row of ``search_scenarios``, on the recorded measurements of its GPU.
+
+``give_searches`` gives a session these rows, and the search spaces of files.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.blas import one_blas_thread
+from kernelsight.dataflow.contract import as_arrow
 from kernelsight.dataflow.python_nodes import produces
+from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import OK, Measured, SpaceArrays, space_arrays
 from kernelsight.searching.history import SAMPLES, Outcome
 from kernelsight.searching.rounds import GIVEN, Measure
-from kernelsight.searching.scenarios import as_spelled, check, check_in
+from kernelsight.searching.scenarios import as_spelled, check, check_in, scenario_rows
 from kernelsight.searching.search_tables import TABLES, SearchRows, search_rows
+from kernelsight.searching.space_files import read_spaces
 from kernelsight.searching.targets import Target, target_of, truth_of
+
+if TYPE_CHECKING:
+    from kernelsight.dataflow.session import Session
+
+
+def give_searches(session: Session, scenarios: Any, spaces: Sequence[str | Path]) -> None:
+    """Give a session the scenarios of searches (a dict, rows or a table), and the search spaces of files, if any."""
+    if spaces:
+        for name, table in read_spaces(spaces)._asdict().items():
+            session.give(name, table)
+    if isinstance(scenarios, Mapping):
+        scenarios = [dict(scenarios)]
+    rows = scenarios if isinstance(scenarios, list) else python_rows(as_arrow(scenarios, "search_scenarios"))
+    session.give("search_scenarios", scenario_rows(rows))
 
 
 def replay(truth: Measured, ids: np.ndarray, seed: int) -> Measure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kernelsight.errors import InvalidInput, nearest, unknown
@@ -97,10 +97,3 @@ def check_in(arrays: SpaceArrays, gpu: str, budget: int, replayed: bool = True) 
             f"the budget is {budget:,} measurements, but space {arrays.space!r} has {count:,} candidates"
             f"{f' measured on {gpu}' if replayed else ''}; give at most as many."
         )
-
-
-def gpus_of(arrays: SpaceArrays, names: str | Sequence[str]) -> list[str]:
-    """Return the GPUs of a space among ``names``, or with "all" all of them."""
-    if names == "all" or list(names) == ["all"]:
-        return list(arrays.gpus)
-    return [name for name in names if name in arrays.gpus]

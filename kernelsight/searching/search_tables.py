@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from kernelsight import laboratory
 from kernelsight.catalog.tables import contracts
-from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import OK, STATUS, Measured
-from kernelsight.searching.forecasts import Forecast
+from kernelsight.searching.forecasts import bin_probabilities, chance_faster, quantiles
 from kernelsight.searching.history import finite_or_none
 from kernelsight.searching.rounds import Measure, Propose, Round, rounds
-from kernelsight.searching.speedup_chances import bin_probabilities, bins_of, chance_faster, quantiles
 from kernelsight.searching.targets import Target
 
 TABLES = ("kernel_forecasts", "search_decisions", "search_measurements", "search_rounds", "search_summary")
@@ -64,6 +63,17 @@ def search_rows(
     return course
 
 
+def regrets(best: Sequence[int] | np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return the regret after each measurement: true latency of the believed best over the fastest's, minus 1.
+
+    ``best``: rows, -1 where none worked (regret of the slowest); ``truth``: (candidates,) log latencies, nan: failed.
+    """
+    fastest, slowest = np.nanmin(truth), np.nanmax(truth)
+    rows = np.asarray(best, dtype=np.int64)
+    logs = np.where(rows >= 0, truth[np.maximum(rows, 0)], slowest)
+    return np.expm1(logs - fastest)
+
+
 def _add_round(
     course: SearchRows,
     target: Target,
@@ -93,7 +103,7 @@ def _add_round(
             | {"samples": _integer(outcome.samples[index]), "source": source}
         )
     fastest = int(search_round.best[-1])
-    regret = None if logs is None or fastest < 0 else float(scores.regrets([fastest], logs)[0])
+    regret = None if logs is None or fastest < 0 else float(regrets([fastest], logs)[0])
     course.search_rounds.append(
         key
         | {
@@ -190,30 +200,9 @@ def _summary(
         row["best_us"] = float(np.exp(np.nanmedian(times)))
     if logs is None or not count:
         return row
-    regret = scores.regrets(best, logs)
-    row |= {"regret": float(regret[-1]), "n_to_5": scores.first_within(regret, 0.05)}
-    row |= {"n_to_2": scores.first_within(regret, 0.02), "score": scores.score_p(best, logs)}
-    if last_round is not None and last_round.forecast is not None and last_round.forecast.fit is not None:
-        row |= _calibration(last_round.forecast, last_round, logs)
+    regret = regrets(best, logs)
+    row["regret"] = float(regret[-1])
+    if laboratory.is_here():
+        scoring = laboratory.part("searches.scores", "scores of a replayed search")
+        row |= scoring.replay_scores(best, regret, last_round, logs)
     return row
-
-
-def _calibration(forecast: Forecast, last_round: Round, logs: np.ndarray) -> dict[str, float]:
-    """Return the scores of the last forecast over working candidates that were not measured."""
-    unmeasured = ~np.isin(forecast.rows, last_round.history.rows) & ~np.isnan(logs[forecast.rows])
-    return forecast_scores(
-        forecast.mean[unmeasured], forecast.sd[unmeasured], logs[forecast.rows[unmeasured]], float(np.nanmedian(logs))
-    )
-
-
-def forecast_scores(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray, anchor: float) -> dict[str, float]:
-    """Return the coverage of forecasts, and the scores of their eight bins, against true log latencies."""
-    if not len(mean):
-        return {}
-    bins, hits = bin_probabilities(mean, sd, anchor), bins_of(truth, anchor)
-    wrong = (bins.argmax(1) != hits).astype(float)
-    return {
-        **{"coverage_90": scores.coverage(truth, quantiles(mean, sd)), "ece": scores.calibration_error(bins, hits)},
-        **{"brier": scores.half_brier(bins, hits), "crps": scores.ranked_score(bins, hits)},
-        "aurc": scores.area_under_risk(bins.max(1), wrong),
-    }

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelsight.serving.engine.cancel import cancel
 from kernelsight.serving.engine.input_checks import check_lengths
 from kernelsight.serving.engine.inputs import Load, Routing
 from kernelsight.serving.engine.loop import serve_until_full
+from kernelsight.serving.engine.preemption import cancel
 from kernelsight.serving.engine.records import ENTRY, FOREVER, OK, REQUEST
 from kernelsight.serving.engine.replica import Pool, fresh_scenario
-from kernelsight.serving.engine.request_columns import fill_requests
+from kernelsight.serving.engine.request_blocks import fill_requests
 from kernelsight.serving.engine.steps import COLUMNS, DECODES, END
 
 # largest moment of the loop: up to FOREVER it would wait for requests that never arrive

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelsight.scenario.plan import give_plan, plan_rows
-from kernelsight.sweeps.cliffs import cliff_of
 from kernelsight.sweeps.rate_intervals import Rated
+from kernelsight.sweeps.run_summary import cliff_of
 from kernelsight.sweeps.trials import give_reach
 
 if TYPE_CHECKING:

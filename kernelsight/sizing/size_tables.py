@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
-from kernelsight.measure.families import FAMILIES
+from kernelsight.measure.suite import FAMILIES
 from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.launch.written import PORT, ROLE_NAMES, ROLE_WORDS, ROUTERS

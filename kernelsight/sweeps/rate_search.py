@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelsight.scenario.objectives import Objective
-from kernelsight.serving.load.think_times import ramp_s_of
+from kernelsight.serving.load.arrivals import ramp_s_of
 from kernelsight.sweeps.capacity import Capacity, capacity_of
 from kernelsight.sweeps.steady import COUNTED, LEAST_REQUESTS, LONGER_RUN, STAYS, counted_values, judge
 from kernelsight.sweeps.trial_cache import Judged, TrialCache

@@ -15,8 +15,8 @@ from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
 from kernelsight.serving.engine.records import FINISHED, ITL_BINS
+from kernelsight.serving.load.arrivals import ramp_s_of
 from kernelsight.serving.load.requests import LOAD_COLUMNS, Loads, draw_loads, spans_of
-from kernelsight.serving.load.think_times import ramp_s_of
 from kernelsight.serving.runs.full_batch import units_of
 from kernelsight.serving.runs.simulate import serve_replicas
 from kernelsight.serving.runs.simulation_inputs import (

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.catalog.tables import contracts, facts
-from kernelsight.choices import questions
+from kernelsight.choices import choices
 from kernelsight.cli.main import main
 from kernelsight.errors import InvalidInput
 from kernelsight.session import connect
@@ -49,16 +49,16 @@ def test_names_and_tolerances_of_questions(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append((gpu, tolerance))
         return contracts()["choice_candidates"].schema.empty_table()
 
-    monkeypatch.setattr(questions, "choice_of", choice_of)
-    monkeypatch.setattr(questions, "contrasts", lambda choice: (None, None))
-    monkeypatch.setattr(questions, "choice_candidates", candidates)
+    monkeypatch.setattr(choices, "choice_of", choice_of)
+    monkeypatch.setattr(choices, "contrasts", lambda choice: (None, None))
+    monkeypatch.setattr(choices, "choice_candidates", candidates)
     gpus = facts("gpus")
     rows = [{"gpu": gpu, "tolerance": tolerance} for gpu, tolerance in (("A100", None), ("A100", 0.0), ("l40s", 0.5))]
     schema = contracts()["choice_questions"].schema
     rows = [{"family": "gemm", "sweeps": ["sweep.parquet"]} | row for row in rows]
-    questions.answer_questions(pa.Table.from_pylist(rows, schema), gpus)
+    choices.answer_questions(pa.Table.from_pylist(rows, schema), gpus)
     own_name = gpus.set_column(gpus.column_names.index("gpu"), "gpu", [["A100", *gpus["gpu"].to_pylist()[1:]]])
-    questions.answer_questions(pa.Table.from_pylist(rows[:1], schema), own_name)
+    choices.answer_questions(pa.Table.from_pylist(rows[:1], schema), own_name)
     assert asked == [("a100_sxm", 0.02), ("a100_sxm", 0.0), ("l40s", 0.5), ("A100", 0.02)]
 
 

@@ -15,7 +15,7 @@ from kernelsight.caches.journal import Journal, journal_path, read_journal
 from kernelsight.cli.main import main
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.suite import read_suite
-from kernelsight.searching.llm.answer_cache import KIND, answer_cache
+from kernelsight.searching.llm.forecaster import KIND, answer_cache
 from tests.choices.made_choices import SIZES, TARGET, rows, sweep
 from tests.searching.llm.llm_server import always, fields, serving, tool_answer
 from tests.searching.llm.test_llm import SURE, candidates, measured

@@ -14,7 +14,7 @@ import pytest
 
 from kernelsight.comparison.comparison import Comparison
 from kernelsight.comparison.log_replayer import LogReplayer
-from kernelsight.comparison.miss_parts import PARTS
+from kernelsight.comparison.prediction_vs_production import PARTS
 from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect

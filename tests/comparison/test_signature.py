@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.occupancy import most_running, seats_seen
+from kernelsight.comparison.observed_limits import most_running, seats_seen
 from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
 from kernelsight.comparison.signature_causes import signature
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kernelsight.comparison.stage_logs import client_of, drawn_lengths, findings, load_of_stage, stages_of
+from kernelsight.comparison.stage_logs import client_of, drawn_lengths, findings, load_of_stage, stages_and_lacks
 from kernelsight.errors import InvalidInput
 from kernelsight.session import connect
 from tests.logs.written import DATA
@@ -106,7 +106,7 @@ def test_what_the_configuration_says_decides_the_load(written, tmp_path):
         assert "the client has 12 requests in flight at most: its workers, each with its own limit" in said
         assert "the client sends 10 different prompts 6 times: a prefix cache finds them" in said
         summaries = found.table("production_summaries")
-    (stage,) = stages_of(summaries)
+    (stage,) = stages_and_lacks(summaries, {})[0]
     load = load_of_stage(stage, 0, {}, client_of(summaries))
     assert set(load["output_tokens"].tolist()) == {24}
     hashes = load["hash_ids"].to_pylist()
@@ -134,7 +134,7 @@ def test_a_client_that_counts_twice_or_falls_behind_is_named():
         {"log_id": "a", "part": "stage 0", "metric": metric, "statistic": "mean", "value": value}
         for metric, value in (("prompt_tokens", 9.0), ("output_tokens", 9.0), ("e2e_ms", 4000.0))
     ]
-    stages = stages_of(pa.Table.from_pylist(rows))
+    stages = stages_and_lacks(pa.Table.from_pylist(rows), {})[0]
     said = findings(stages, [{"rule": "counted_twice", "explanation": "two entries", "example": "stage 0"}], {})
     assert said[0] == "stage 0: two entries"
     assert said[1] == "stage 0: 300 requests, 2,700 prompt and 2,700 output tokens (9 and 9 a request)"

@@ -11,7 +11,7 @@ import pyarrow as pa
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.contract import ddl
-from kernelsight.dataflow.rules import passes
+from kernelsight.dataflow.violations import passes
 
 
 def drawn(kind: pa.DataType, words: list[str], choose: random.Random) -> pa.Array:

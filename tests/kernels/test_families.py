@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.fitting.kernel_sweeps.aiconfigurator_tables import TABLES
 from kernelsight.kernels.families import COMMUNICATION, FAMILIES, LOWERED, launched
-from kernelsight.measure.families import FAMILIES as MEASURABLE
+from kernelsight.measure.suite import FAMILIES as MEASURABLE
 from kernelsight.session import connect
 from tests.asked import give_plan
 from tests.kernels.calls import LINKED, STREAMING

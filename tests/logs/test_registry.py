@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.logs import read_logs
 from kernelsight.logs.files import open_log
-from kernelsight.logs.registry import FORMATS, format_named, format_names, formats_of, recognise
+from kernelsight.logs.registry import format_named, format_names, formats, formats_of, recognise
 from tests.logs.asked import refusal, rows
 from tests.logs.written import DATA, MADE, nsys, save
 
@@ -52,7 +52,7 @@ def test_a_file_of_two_formats_is_ambiguous(tmp_path):
 
 def test_names():
     assert {"vllm-bench", "sglang-bench", "sglang-requests", "guidellm", "aiperf"} <= set(format_names("requests"))
-    assert len({log_format.name for log_format in FORMATS}) == len(FORMATS)
+    assert len({log_format.name for log_format in formats()}) == len(formats())
     sentence = refusal(DATA / "guidellm.json", format="guidelm")
     assert "unknown log format 'guidelm'. Did you mean guidellm or litellm?" in sentence
     assert format_named("otlp").role == "requests"

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kernelsight.measure.device import CannotMeasure, DeviceLost, Identity, Readings
-from kernelsight.measure.families import FAMILIES
-from kernelsight.measure.suite import Point
+from kernelsight.measure.suite import FAMILIES, Point
 
 L2_BYTES = 50 * 2**20
 GAP_US, FLUSH_US, EAGER_US, HOST_US = 5.0, 60.0, 3.0, 20.0

@@ -37,8 +37,8 @@ from kernelsight.measure.cuda.cublaslt import (
     _Heuristic,
 )
 from kernelsight.measure.cuda.device import PREPARE, open_gpu
-from kernelsight.measure.cuda.nvml import Nvml
-from kernelsight.measure.families import FAMILIES
+from kernelsight.measure.cuda.gpu import Nvml
+from kernelsight.measure.suite import FAMILIES
 from tests.measure import fake_cupy, nvrtc
 
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "sm_count": 132, "memory_bytes": 150754820096}

@@ -11,10 +11,9 @@ from kernelsight.kernels.families import MEASURED
 from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.cuda.gpu import MOST_COPIES
 from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost
-from kernelsight.measure.families import FAMILIES, number_formats
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import time_point
-from kernelsight.measure.suite import Point, Rule
+from kernelsight.measure.suite import FAMILIES, Point, Rule, number_formats
 from kernelsight.measure.timing import Watch
 from tests.measure import fake_cupy
 from tests.measure.fake_cupy import LAUNCH_US, State

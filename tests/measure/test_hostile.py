@@ -22,9 +22,8 @@ from kernelsight.caches.journal import journal_path
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.measure.journal import read_points
 from kernelsight.measure.rows import sweep_schema
-from kernelsight.measure.run import Outcome, measure_suite
+from kernelsight.measure.run import Outcome, measure_suite, read_points
 from kernelsight.measure.suite import Rule, Suite, suite_of
 from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT
 from tests.measure import killed
@@ -106,7 +105,7 @@ def test_a_damaged_journal_is_read_up_to_its_damage(tmp_path: Path) -> None:
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(tmp_path, device(), most_seconds=0.02)
     other = sweep_schema().append(pa.field("humidity", pa.float64()))
-    monkeypatch.setattr("kernelsight.measure.journal.sweep_schema", lambda: other)
+    monkeypatch.setattr("kernelsight.measure.run.sweep_schema", lambda: other)
     with pytest.raises(InvalidInput, match="journal has other columns than this version writes; use another -o FILE"):
         measured(tmp_path, device(), resume=True)
 

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from kernelsight.measure.cuda.nvml import Nvml
+from kernelsight.measure.cuda.gpu import Nvml
 from kernelsight.measure.timing import POWER_SECONDS, drawn_w
 from tests.measure.simulated import Simulated
 

@@ -15,9 +15,8 @@ from kernelsight.evaluation.kernels.evaluate import rejected_rows
 from kernelsight.fitting.kernel_sweeps.importing import import_sweep
 from kernelsight.fitting.kernel_sweeps.sources import READERS
 from kernelsight.fitting.training import training_rows
-from kernelsight.measure.journal import read_points
 from kernelsight.measure.rows import row_of, sweep_schema
-from kernelsight.measure.run import RECENT, Outcome, _line, _replays, measure_suite, time_point
+from kernelsight.measure.run import RECENT, Outcome, _line, _replays, measure_suite, read_points, time_point
 from kernelsight.measure.suite import Point, Rule, Suite, suite_of
 from kernelsight.measure.timing import Watch
 from tests.measure.simulated import FLUSH_US, L2_BYTES, Simulated, any_point

@@ -9,8 +9,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput, KernelSightError, UnknownName
 from kernelsight.measure import suite as suites
-from kernelsight.measure.families import FAMILIES
-from kernelsight.measure.suite import read_suite, suite_of, suites_folder
+from kernelsight.measure.suite import FAMILIES, read_suite, suite_of, suites_folder
 
 GEMM = {"family": "gemm", "axes": {"m": [1, 2], "n": 64, "k": 64}}
 DECODE = {"family": "decode_attention", "axes": {"batch": 1, "context": 64, "heads": 8, "kv_heads": 8, "head_dim": 64}}

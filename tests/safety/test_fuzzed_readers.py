@@ -27,7 +27,7 @@ from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
 from kernelsight.forward.forward_step import predict_calls
 from kernelsight.kernels.pack import default_pack, read_pack
 from kernelsight.logs import read_logs
-from kernelsight.measure.journal import Points, read_points
+from kernelsight.measure.run import Points, read_points
 from kernelsight.measure.suite import read_suite
 from kernelsight.models.config import read_config, read_config_file
 from kernelsight.scenario.corrections import give_corrections

@@ -120,8 +120,8 @@ def test_pages(face: str, world: World, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("without_library")
 def test_the_page_of_a_backtest(tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
-    from kernelsight.evaluation.runs.plots import draw
-    from tests.evaluation.runs.test_plots import ANSWER, row
+    from benches.evaluation.tests.runs.test_plots import ANSWER, row
+    from kernelsight.laboratory.cli.backtest_plot import draw
 
     groups = [group | {"model": HOSTILE} for group in ANSWER["groups"]]
     draw([row(1, run_id=HOSTILE, engine=HOSTILE)], ANSWER | {"groups": groups}, tmp_path / "plot.html")

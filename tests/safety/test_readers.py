@@ -93,7 +93,7 @@ ALLOWED = {
     "serving/compilation/machine_code.py::numba_version": OWN,
     "serving/compilation/machine_code.py::read_carried": OWN,
     "serving/compilation/machine_code.py::sources_digest": OWN,
-    "serving/compilation/rule_digest.py::rules_digest": OWN,
+    "serving/compilation/entries.py::rules_digest": OWN,
     "serving/load/trace_files.py::_read_csv": GATED,
     "serving/load/trace_files.py::_read_json_lines": GATED,
     "sweeps/partitions.py::read": "partitions that the sweep itself wrote",

@@ -6,8 +6,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.flag_values import typed_value
-from kernelsight.scenario.router_weights import SCORERS, parse_weights
+from kernelsight.scenario.flag_values import SCORERS, parse_weights, typed_value
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.inputs import Weights
 from kernelsight.serving.runs.simulation_inputs import routing_of

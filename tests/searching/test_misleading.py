@@ -15,7 +15,7 @@ from kernelsight.searching.forecasts import inputs_of
 from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import plan_of, rounds
 from kernelsight.searching.scenarios import DEFAULTS
-from kernelsight.searching.search_scores import regrets
+from kernelsight.searching.search_tables import regrets
 from kernelsight.searching.space_files import space_tables
 from kernelsight.searching.targets import Target, target_of, truth_of
 from tests.searching.made_spaces import made_rows

@@ -14,7 +14,7 @@ from kernelsight.searching.history import History, Outcome, empty_history
 from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS, check, check_in
-from kernelsight.searching.search_scores import regrets
+from kernelsight.searching.search_tables import regrets
 from kernelsight.searching.targets import target_of, truth_of
 from tests.searching.made_spaces import made_tables
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import kernelsight as ks
 from kernelsight.server.live_engines import LiveEngines, Tokens
 from kernelsight.serving.engine import inputs, packed_costs, records, replica
-from kernelsight.serving.engine.request_columns import outcome_of
+from kernelsight.serving.engine.request_blocks import outcome_of
 from kernelsight.serving.engine.served import REAL, WHOLE
 from kernelsight.serving.runs.deployed import deploy
 from tests.conftest import random_worlds

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.cli.backtest_page import errors_of, line, name_of
-from kernelsight.evaluation.runs.run_scores import KINDS
+from kernelsight.cli.backtest import errors_of, line, name_of
 from kernelsight.laboratory.runs.coverage import METRICS as COVERED
+from kernelsight.laboratory.runs.label_coverage import METRICS as LABELLED
+from kernelsight.laboratory.runs.run_classes import KINDS
 from kernelsight.number_format import deviation, number, percent
 from kernelsight.present.page import Table
 
@@ -21,10 +22,45 @@ PEERS = {
 def tables(answer: Mapping[str, Any]) -> list[Table]:
     """Return the tables; ``answer`` as printed by `backtest --format json`."""
     return [
+        *(coverage_table(answer), _speculative(answer)),
         Table("by host constants:", _level_lines(answer)),
         *(_flags_and_groups(answer), _basis(answer), _intervals(answer), _implausible(answer)),
         *(_error_by_part(answer), _peer(answer)),
     ]
+
+
+def coverage_table(answer: Mapping[str, Any]) -> Table:
+    """Return a table of the coverage and width of 90 % intervals by label, with the first level of constants."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in answer["coverage"]:
+        line = cells.setdefault((row["label"], row["value"]), {"": f"{row['label']} {row['value']}"})
+        line[row["metric"]] = f"{percent(row['coverage_90'], 0)} of {row['n']}, {number(row['width_90'])}"
+    rows = [{"": "", **dict.fromkeys(LABELLED, "")} | line for line in cells.values()]
+    if rows:
+        rows[0][""] = "all"
+    return Table(
+        "runs within the 90 % interval of a prediction, of all runs with the metric, and its median p95 / p05, by what "
+        "is known beforehand:",
+        rows,
+    )
+
+
+def _speculative(answer: Mapping[str, Any]) -> Table:
+    """Return scores of runs with and without speculative decoding."""
+    report = answer["speculative"]
+    if not report["with_drafts"]["ttft"]["n"]:
+        return Table()
+    rates = report["draft_acceptance_rate"]
+    fitted = ", ".join(f"{proposer} {percent(rate)}" for proposer, rate in rates.items())
+    rows = []
+    for kind in ("with_drafts", "without_drafts"):
+        rows += [line(kind.replace("_", " "), report[kind])]
+        rows += [line(f"- {name_of(group)}", group) for group in report[kind]["groups"]]
+    return Table(
+        "runs with and without speculative decoding, inferred from pairs of TPOTs (not included above); acceptance "
+        f"rates fitted on the fitting fifth: {fitted}",
+        rows,
+    )
 
 
 def _basis(answer: Mapping[str, Any]) -> Table:

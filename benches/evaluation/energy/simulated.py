@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kernelsight.evaluation.runs.full_loops import FULL_WINDOWS, full_throughputs
+from kernelsight.evaluation.runs.campaigns import FULL_WINDOWS, full_throughputs
 from kernelsight.evaluation.runs.recipes import flags_of, is_prose
 from kernelsight.evaluation.runs.simulate_runs import partitions, plan_runs, with_host
 from kernelsight.laboratory.energy.fit import Constants

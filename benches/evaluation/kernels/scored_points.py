@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kernelsight.catalog.tables import facts
 from kernelsight.evaluation.kernels.evaluate import UNMEASURED, Baselines, labelled, mean_over_cells
-from kernelsight.evaluation.kernels.evaluations import PointBudget
+from kernelsight.evaluation.kernels.predict import PointBudget
 from kernelsight.fitting.cells import generation_of, is_serving
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.few_shot import measured_calls

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.run_scores import group_of, repeats
+from kernelsight.evaluation.runs.run_scores import group_of
 from kernelsight.evaluation.runs.simulate_runs import HostConstants, Planned, plan_runs, serve_runs
+from kernelsight.laboratory.runs.run_classes import repeats
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

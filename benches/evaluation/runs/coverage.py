@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.evaluation.runs.label_coverage import e2e_ms
+from kernelsight.laboratory.runs.label_coverage import e2e_ms
 from kernelsight.serving.engine.host import Z_90
 
 METRICS = ("ttft", "tpot", "e2e")

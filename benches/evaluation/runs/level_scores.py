@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.evaluation.runs.run_scores import (
-    KINDS,
-    group_of,
-    is_scored_separately,
-    kinds_of,
-    measured_both,
-    over_groups,
-    scored_runs,
-)
+from kernelsight.evaluation.runs.run_scores import group_of, is_scored_separately, measured_both, scored_runs
 from kernelsight.laboratory.runs.coverage import METRICS as COVERED
 from kernelsight.laboratory.runs.coverage import coverage, spread_lacking, with_spread_of_others
 from kernelsight.laboratory.runs.published_runs import by_fitted_flags
+from kernelsight.laboratory.runs.run_classes import KINDS, kinds_of, over_groups
 
 # classes of runs with a common spread of errors: kind of model, and more requests in flight than this
 CROWD = 32.0

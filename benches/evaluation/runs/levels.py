@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.evaluation.runs.recipes import is_prose
-from kernelsight.evaluation.runs.run_scores import is_scored_separately, repeats
+from kernelsight.evaluation.runs.run_scores import is_scored_separately
 from kernelsight.evaluation.runs.simulate_runs import Planned
 from kernelsight.laboratory.runs.acceptance import needs_acceptance_rate
 from kernelsight.laboratory.runs.constants import LEVELS, constants_of
 from kernelsight.laboratory.runs.host_constants import Constants
 from kernelsight.laboratory.runs.responses import responses
+from kernelsight.laboratory.runs.run_classes import repeats
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

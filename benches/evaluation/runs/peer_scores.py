@@ -11,14 +11,13 @@ from kernelsight.evaluation.runs.run_scores import (
     METRICS,
     group_of,
     is_scored_separately,
-    kinds_of,
-    repeats,
     score,
     scored_runs,
     scores,
     with_errors,
 )
 from kernelsight.laboratory.runs.peer import LAUNCHED, NOMINAL, STEP_TOKENS, predictions
+from kernelsight.laboratory.runs.run_classes import kinds_of, repeats
 
 
 def peer_reports(replayed: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

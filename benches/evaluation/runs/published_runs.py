@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.evaluation.runs.run_scores import GROUP, group_of, grouped, kinds_of, over_groups, scored_runs, scores
+from kernelsight.evaluation.runs.run_scores import GROUP, group_of, grouped, measured_both, scored_runs, scores
 from kernelsight.laboratory.runs.error_parts import attribute
 from kernelsight.laboratory.runs.implausible_runs import signs_of
+from kernelsight.laboratory.runs.label_coverage import label_coverage
+from kernelsight.laboratory.runs.run_classes import kinds_of, over_groups, repeats
 from kernelsight.laboratory.runs.unknown_lengths import assumed_lengths
 
 
-def parts_of_report(scored: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def parts_of_report(
+    scored: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], of_campaigns: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return what is assumed of ``rows``, scores of implausible runs and of others, and the error attribution.
 
-    ``scored``: those of the rows that are scored.
+    ``scored``: those of the rows that are scored, ``of_campaigns``: by campaign; ``coverage`` is that of their
+    intervals by label. Runs with inferred speculative decoding are scored separately.
     """
     signs = zip(scored, signs_of(scored), strict=True)
     served = [{**row, "sign": sign} for row, sign in signs if row.get("errors")]
     return {
+        "coverage": label_coverage(of_campaigns),
+        "speculative": speculative_scores([row for row in rows if measured_both(row)]),
         "assumed": assumed_lengths(rows),
         "signs": grouped([row for row in served if row["sign"]], ("sign",), lambda row: (row["sign"],)),
         "without_signs": {
@@ -26,6 +33,29 @@ def parts_of_report(scored: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[
             for name, is_moe in (("dense", False), ("moe", True))
         },
         "attribution": attributions(served),
+    }
+
+
+def parts_of_runs(rows: Sequence[Mapping[str, Any]], basis: Mapping[str, str]) -> dict[str, Any]:
+    """Return scores by the basis of launch flags, and the number of fitting runs that repeat a scored measurement."""
+    repeated = len(repeats([row for row in rows if not row.get("scored_separately")]))
+    return {"by_basis": by_basis(rows, basis), "repeated": repeated}
+
+
+def speculative_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return scores of runs by inferred use of speculative decoding, and the fitted acceptance rates."""
+    rates = {
+        f"{row['engine']} {row['model']}": row["flags"]["draft_acceptance_rate"]
+        for row in rows
+        if "draft_acceptance_rate" in row.get("flags", {})
+    }
+    inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
+    members_of = {
+        "with_drafts": [row for row in inferred if row["speculative"]],
+        "without_drafts": [row for row in inferred if not row["speculative"]],
+    }
+    return {"draft_acceptance_rate": rates} | {
+        kind: {**scores(members), "groups": grouped(members, GROUP, group_of)} for kind, members in members_of.items()
     }
 
 

@@ -12,17 +12,15 @@ import numpy as np
 
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.workers import work, worker_pool
-from kernelsight.laboratory.searches import tuner_strategies
+from kernelsight.laboratory.searches import scores, tuner_strategies
 from kernelsight.searching import gaussian_process as gp
-from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import SpaceArrays
-from kernelsight.searching.forecasts import widening
+from kernelsight.searching.forecasts import bin_probabilities, widening
 from kernelsight.searching.journal import open_journal
 from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import STOP_BELOW, STOP_FROM, Round, rounds
 from kernelsight.searching.scenarios import DEFAULTS
-from kernelsight.searching.search_tables import forecast_scores
-from kernelsight.searching.speedup_chances import bin_probabilities, bins_of
+from kernelsight.searching.search_tables import regrets
 from kernelsight.searching.targets import Target, target_of, truth_of
 
 CALIBRATED_AT = (20, 50)
@@ -101,7 +99,7 @@ def _replay(case: Case) -> Result:
     logs = np.log(truth.latency_us)
     if tuner_strategies.is_tuner(case.policy):
         best = tuner_strategies.best_rows(case.policy, _spaces[case.space], truth, target.ids, case.seed, case.budget)
-        return Result(case, _padded(scores.regrets(best, logs), case.budget), None, {}, scores.score_p(best, logs), ())
+        return Result(case, _padded(regrets(best, logs), case.budget), None, {}, scores.score_p(best, logs), ())
     scenario = DEFAULTS | {"seed": case.seed, "budget_measurements": case.budget, "batch": case.batch}
     scenario |= {"policy": case.policy} | dict(case.changes)
     best_rows: list[int] = []
@@ -110,14 +108,14 @@ def _replay(case: Case) -> Result:
         for search_round in rounds(target, scenario, replay(truth, target.ids, case.seed)):
             measured_count = len(best_rows)
             if stop is None and measured_count >= STOP_FROM and search_round.better < STOP_BELOW:
-                stop = (measured_count, float(scores.regrets(best_rows[-1:], logs)[0]))
+                stop = (measured_count, float(regrets(best_rows[-1:], logs)[0]))
             if case.policy == "selective" and measured_count in CALIBRATED_AT:
                 unseen = unseen_scores(search_round, logs)
                 if unseen is not None:
                     calibration[measured_count] = unseen
             best_rows += search_round.best.tolist()
     best = np.array(best_rows, dtype=np.int64)
-    regret = _padded(scores.regrets(best, logs), case.budget)
+    regret = _padded(regrets(best, logs), case.budget)
     return Result(case, regret, stop, calibration, scores.score_p(best, logs), target.notes)
 
 
@@ -140,10 +138,10 @@ def unseen_scores(search_round: Round, logs: np.ndarray) -> Calibration | None:
         rows = rows[np.linspace(0, len(rows) - 1, MOST_SCORED).astype(int)]
     mean, variance, _ = gp.predict(search_round.step.inputs, forecast.fit, rows)
     sd, anchor = np.sqrt(variance) * widening(earlier, mean), float(np.nanmedian(logs))
-    bins, hits = bin_probabilities(mean, sd, anchor), bins_of(logs[rows], anchor)
+    bins, hits = bin_probabilities(mean, sd, anchor), scores.bins_of(logs[rows], anchor)
     confidence, is_right = bins.max(1), (bins.argmax(1) == hits).astype(float)
     return Calibration(
-        forecast_scores(mean, sd, logs[rows], anchor),
+        scores.forecast_scores(mean, sd, logs[rows], anchor),
         scores.by_confidence(confidence, is_right),
         scores.risk_at(confidence, 1.0 - is_right),
     )

@@ -10,12 +10,12 @@ import numpy as np
 
 from kernelsight import searching
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.laboratory.searches import scores
 from kernelsight.laboratory.searches.cases import CALIBRATED_AT, Calibration, Case, Result, kept_results, replayed
 from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
-from kernelsight.searching import search_scores as scores
 from kernelsight.searching.arrays import OK, SpaceArrays, space_arrays
 from kernelsight.searching.journal import digest
-from kernelsight.searching.scenarios import DEFAULTS, POLICIES, check, gpus_of
+from kernelsight.searching.scenarios import DEFAULTS, POLICIES, check
 from kernelsight.searching.space_files import SpaceTables
 
 AT = (10, 20, 50, 100)
@@ -64,6 +64,13 @@ def evaluate(
 def transfers(policy: str) -> bool:
     """Whether a policy learns from other GPUs."""
     return policy != "random" and not is_tuner(policy)
+
+
+def gpus_of(arrays: SpaceArrays, names: str | Sequence[str]) -> list[str]:
+    """Return the GPUs of a space among ``names``, or with "all" all of them."""
+    if names == "all" or list(names) == ["all"]:
+        return list(arrays.gpus)
+    return [name for name in names if name in arrays.gpus]
 
 
 def _cases(

@@ -15,7 +15,7 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
-    from kernelsight.evaluation.kernels.evaluations import PointBudget
+    from kernelsight.evaluation.kernels.predict import PointBudget
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
     """Fit on some GPUs and score on others."""
-    from kernelsight.evaluation.kernels.evaluations import row_of_split
+    from kernelsight.evaluation.kernels.predict import row_of_split
     from kernelsight.present.output import note
 
     split = split_of(arguments)
@@ -51,7 +51,7 @@ def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
 
 def _report(row: dict[str, Any], target: Path | None) -> dict[str, Any]:
     """Return the report on one row of ``kernel_evaluations``; a .duckdb target stores all its tables."""
-    from kernelsight.evaluation.kernels.evaluations import TABLES
+    from kernelsight.evaluation.kernels.predict import TABLES
     from kernelsight.session import connect
 
     with connect() as session:
@@ -89,7 +89,7 @@ def split_of(arguments: Any) -> Split:
 
 def points_of(arguments: Any) -> PointBudget | None:
     """Return the budget of points that the flags set, or None; InvalidInput: fewer than one point."""
-    from kernelsight.evaluation.kernels.evaluations import PointBudget
+    from kernelsight.evaluation.kernels.predict import PointBudget
 
     if arguments.points is not None and arguments.random_points is not None:
         raise InvalidInput("--points plans what to measure and --random-points draws it; give one of them.")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
-    from kernelsight.searching.llm.answer_cache import AnswerCache
+    from kernelsight.searching.llm.forecaster import AnswerCache
 
 SHOWN = ("candidate_id", "latency_us", "p05_us", "p95_us", "p_faster", "confidence", "raw_probability_sum")
 # columns that a file may lack, with their defaults
@@ -78,7 +78,7 @@ def gpu_row(session: Session, gpu: str) -> dict[str, Any]:
 def answers_file(arguments: argparse.Namespace) -> AbstractContextManager[AnswerCache]:
     """Return the cache of answers of --llm-cache, which new ones extend; an empty one without it."""
     from kernelsight.present.output import check_ending
-    from kernelsight.searching.llm.answer_cache import answer_cache
+    from kernelsight.searching.llm.forecaster import answer_cache
 
     file = check_ending(arguments.llm_cache, (".parquet",), "--llm-cache")
     return answer_cache(file, lambda path: table_of(str(path), "llm_answers", "--llm-cache"))

@@ -13,7 +13,7 @@ SHOWN = ("dtype", "engine", "implementation", "shapes", "measured_as")
 
 def run(arguments: argparse.Namespace) -> None:
     """Plan, write the suite or the list, and print the shapes to measure by implementation."""
-    from kernelsight.choices.questions import choice_of_question
+    from kernelsight.choices.choices import choice_of_question
     from kernelsight.choices.shapes_to_measure import budget_of, plan, planned_rows, suite_of_plan
     from kernelsight.dataflow.blas import one_blas_thread
     from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text

@@ -1,25 +1,95 @@
-"""Fit and predict of the kernel model, by family: training rows to predictions of test rows, which are scored."""
+"""Evaluations of the kernel model on other GPUs: fit and predict by family, and the tables of requested rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight import laboratory
 from kernelsight.catalog.tables import facts
+from kernelsight.dataflow.python_nodes import produces
+from kernelsight.evaluation.kernels.evaluate import evaluate
+from kernelsight.evaluation.kernels.kernel_scores import score_rows
 from kernelsight.fitting.expressions import fit_family, predict_family
 from kernelsight.fitting.half_widths import fit_intervals
 from kernelsight.fitting.held_out import growths, held_out_errors
 from kernelsight.fitting.measured import correct, fit_measured, has_correction, kernels_of, rows_of
+from kernelsight.fitting.splits import Split
 from kernelsight.fitting.vendors import by_vendor, vendor_latency_model
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import group_of, half_widths_for, spread
 from kernelsight.kernels.kernel_constants import rows_of_part
 from kernelsight.kernels.latency_model import LatencyModel
 from kernelsight.kernels.pack import default_pack, pack_table
+from kernelsight.scenario.stated_flags import object_text
+
+TABLES = ("kernel_evaluation_reports", "kernel_scores")
+
+
+class PointBudget(NamedTuple):
+    """Number of points that are measured of each kernel, and how they are chosen: "planned" or "random"."""
+
+    per_kernel: int
+    how: str = "planned"
+
+
+def row_of_split(split: Split, points: PointBudget | None, **others: Any) -> dict[str, Any]:
+    """Return a row of ``kernel_evaluations``; ``others``: its columns sweeps, families and final."""
+    return {
+        "evaluation_id": split.name,
+        "train_gpus": list(split.train_gpus),
+        "test_gpus": list(split.test_gpus),
+        "tier": split.tier,
+        "budget": split.budget or None,
+        "whole_layers": split.whole_layers,
+        "points": points and points.per_kernel,
+        "point_choice": points and points.how,
+        **others,
+    }
+
+
+@produces("kernel_evaluation_reports", "kernel_scores")
+def evaluation_tables(kernel_evaluations: pa.Table) -> dict[str, list[dict[str, Any]]]:
+    """Fit kernel models on some GPUs, and score them and baselines on others: reports and scores.
+
+    InvalidInput, UnknownName: an evaluation that cannot be made, as ``evaluate`` says.
+    """
+    reports, scores = [], []
+    for row in kernel_evaluations.to_pylist():
+        key = {"evaluation_id": row["evaluation_id"]}
+        report = _gpu_report(row)
+        reports.append(key | {"report": object_text(report)})
+        scores += [key | score for score in score_rows(report)]
+    return {"kernel_evaluation_reports": reports, "kernel_scores": scores}
+
+
+def _gpu_report(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of one row of ``kernel_evaluations``."""
+    gpus = tuple(row["train_gpus"]), tuple(row["test_gpus"])
+    split = Split(row["evaluation_id"], *gpus, row["tier"], row["budget"] or 0.0, bool(row["whole_layers"]))
+    points = PointBudget(row["points"], row["point_choice"] or "planned") if row["points"] else None
+    after_points = laboratory.part("kernels.scored_points", "--points").rows_after_points if points else None
+    others = laboratory.part("kernels.baselines", "a baseline") if laboratory.is_here() else None
+    result, _ = evaluate(
+        [Path(name) for name in row["sweeps"]],
+        split,
+        fit_and_predict,
+        modelled=FAMILIES,
+        families=row["families"],
+        final=bool(row["final"]),
+        baselines=others.shipped_baselines() if others else None,
+        score_rows=partial(after_points, points) if after_points else None,
+    )
+    if others:
+        floors = laboratory.part("kernels.remeasurement", "a remeasurement")
+        result["remeasurement"] = floors.remeasurement_floors([Path(name) for name in row["sweeps"]], gpus[1])
+    return result
 
 
 def fit_and_predict(

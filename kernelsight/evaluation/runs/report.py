@@ -8,7 +8,6 @@ from typing import Any
 
 from kernelsight import laboratory
 from kernelsight.evaluation.runs.campaigns import campaign_scores, scored_of_campaigns
-from kernelsight.evaluation.runs.label_coverage import label_coverage
 from kernelsight.evaluation.runs.measured_runs import Runs
 from kernelsight.evaluation.runs.run_scores import (
     GROUP,
@@ -17,7 +16,6 @@ from kernelsight.evaluation.runs.run_scores import (
     grouped,
     is_scored_separately,
     measured_both,
-    repeats,
     scored_runs,
     scores,
     stated_again,
@@ -40,7 +38,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ``rows``: runs with ``status``, ``errors`` if served, ``is_moe``, ``fitting``. Runs of the fitting fifth are not
     scored, and duplicates of a measurement are scored once. Disaggregated runs, runs with inferred speculative decoding
     and those with ``scored_separately``, a reason, are scored separately. Runs without TTFT or TPOT are only in
-    ``campaigns`` and in ``coverage``, that of intervals by label.
+    ``campaigns``.
     """
     of_campaigns, all_rows = scored_of_campaigns(rows), rows
     rows = [row for row in rows if measured_both(row)]
@@ -54,16 +52,14 @@ def report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **scores(served),
         "campaigns": campaign_scores(of_campaigns),
-        "coverage": label_coverage(of_campaigns),
         "dense": scores(row for row in served if not row["is_moe"]),
         "moe": scores(row for row in served if row["is_moe"]),
         "groups": grouped(served, GROUP, group_of),
         "by": {name: grouped(served, (name,), key_of) for name, key_of in AXES.items()},
         "not_simulated": counted(row["status"] for row in scored if not row.get("errors")),
-        **(_published().parts_of_report(scored, all_rows) if laboratory.is_here() else {}),
+        **(_published().parts_of_report(scored, all_rows, of_campaigns) if laboratory.is_here() else {}),
         "disaggregated": _scores_by_group(disaggregated),
         "separate": [{"reason": reason, **_scores_by_group(members)} for reason, members in sorted(separate.items())],
-        "speculative": _speculative_scores(rows),
     }
 
 
@@ -78,23 +74,6 @@ def _scores_by_group(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**scores(rows), "groups": grouped(rows, GROUP, group_of), "not_simulated": failed}
 
 
-def _speculative_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return scores of runs by inferred use of speculative decoding, and the fitted acceptance rates."""
-    rates = {
-        f"{row['engine']} {row['model']}": row["flags"]["draft_acceptance_rate"]
-        for row in rows
-        if "draft_acceptance_rate" in row.get("flags", {})
-    }
-    inferred = [row for row in rows if not row["fitting"] and row.get("speculative") is not None]
-    members_of = {
-        "with_drafts": [row for row in inferred if row["speculative"]],
-        "without_drafts": [row for row in inferred if not row["speculative"]],
-    }
-    return {"draft_acceptance_rate": rates} | {
-        kind: {**scores(members), "groups": grouped(members, GROUP, group_of)} for kind, members in members_of.items()
-    }
-
-
 def report_of(
     runs: Runs,
     rows: Sequence[Mapping[str, Any]],
@@ -105,16 +84,14 @@ def report_of(
 
     ``basis``: of the flags, by recipe; ``tier``: of kernel latencies, None: auto.
     """
-    by_basis = {"by_basis": _published().by_basis(rows, basis)} if laboratory.is_here() else {}
     return report(rows) | {
-        **by_basis,
+        **(_published().parts_of_runs(rows, basis) if laboratory.is_here() else {}),
         "stated_again": len(stated_again([row for row in rows if not is_scored_separately(row)])),
         "read": runs.read,
         "excluded": [{"reason": reason, "n": count} for reason, count in runs.excluded],
         "runs": len(rows),
         "partly_measured": sum(not measured_both(row) for row in rows),
         "fitted_on": sum(row["fitting"] and not is_scored_separately(row) for row in rows),
-        "repeated": len(repeats([row for row in rows if not row.get("scored_separately")])),
         "tier": tier or "auto",
     }
 

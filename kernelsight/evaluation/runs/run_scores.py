@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -35,26 +34,6 @@ def is_fitting(run_id: str) -> bool:
 def measured_both(run: Mapping[str, Any]) -> bool:
     """Whether a run measured TTFT and TPOT at stated lengths, as reports by group and load require."""
     return all(run.get(name) is not None for name in (*MEASURED, "isl", "osl"))
-
-
-def repeats(runs: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the ids of fitting runs that duplicate the measurement of a scored run (possibly rounded).
-
-    >>> run = dict.fromkeys(SAME, 1) | {"ttft_ms": 341.127, "tpot_ms": 5.0896, "run_id": "r0"}
-    >>> repeats([run, run | {"run_id": "r9", "ttft_ms": 341.13, "tpot_ms": 5.09}])
-    {'r9'}
-    """
-    scored: dict[tuple, list[Mapping[str, Any]]] = {}
-    runs = [run for run in runs if measured_both(run)]
-    for run in runs:
-        if not is_fitting(run["run_id"]):
-            scored.setdefault(tuple(run[name] for name in SAME), []).append(run)
-
-    def is_repeated(run: Mapping[str, Any]) -> bool:
-        others = scored.get(tuple(run[name] for name in SAME), ())
-        return any(all(abs(run[name] - other[name]) < ROUNDING_MS for name in MEASURED) for other in others)
-
-    return {run["run_id"] for run in runs if is_fitting(run["run_id"]) and is_repeated(run)}
 
 
 def stated_again(runs: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -150,35 +129,8 @@ def concurrency_band(value: int | None) -> str:
     return "257-"
 
 
-KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
-
-
 def scored_runs(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the runs that are scored: outside the fitting fifth, not scored separately, without duplicates."""
     candidates = [row for row in rows if not is_scored_separately(row)]
     duplicates = stated_again(candidates)
     return [row for row in candidates if not row["fitting"] and row["run_id"] not in duplicates]
-
-
-def kinds_of(served: Iterable[Mapping[str, Any]]) -> dict[str, dict]:
-    """Return the scores of all, dense and mixture-of-experts runs."""
-    served = list(served)
-    return {
-        name: scores(row for row in served if row["is_moe"] in is_moe_values) for name, is_moe_values in KINDS.items()
-    }
-
-
-def over_groups(served: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the number of groups and the median over groups of median APEs by metric, for each kind of model."""
-    groups: dict[tuple, list[Mapping[str, Any]]] = {}
-    for row in served:
-        groups.setdefault(group_of(row), []).append(row)
-    by_kind = {}
-    for name, is_moe_values in KINDS.items():
-        group_scores = [scores(members) for members in groups.values() if members[0]["is_moe"] in is_moe_values]
-        medians = {
-            metric: median(group[metric]["median_ape"] for group in group_scores) if group_scores else None
-            for metric in METRICS
-        }
-        by_kind[name] = {"groups": len(group_scores), **medians}
-    return by_kind

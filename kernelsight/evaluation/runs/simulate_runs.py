@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from kernelsight.evaluation.runs.full_loops import FULL_THROUGHPUT, full_throughputs
+from kernelsight.evaluation.runs.campaigns import FULL_THROUGHPUT, full_throughputs
 from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.kernels.labels import CERTAINTY, MEASURED
 from kernelsight.scenario.plan import give_plan, plan_rows

@@ -52,8 +52,7 @@ def read_options(
         if level:
             name, equals, value = "-O", "=", level[1]
         kind, stem = takes(name), name.partition(".")[0]
-        negated = name.startswith("--no-") and takes("--" + name[5:]) == "optional"
-        if kind is None and negated:
+        if kind is None and _is_negated(name, takes):
             yield Setting("--" + name[5:], "false", word)
             continue
         if kind is None and stem != name and takes(stem) == "json":
@@ -89,6 +88,10 @@ def _is_option(words: list[str], index: int) -> bool:
     return index == len(words) or (words[index].startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", words[index]))
 
 
+def _is_negated(name: str, takes: Takes) -> bool:
+    return name.startswith("--no-") and takes("--" + name[5:]) == "optional"
+
+
 def _valued(name: str, value: str, word: str, kind: str | None, takes: Takes) -> Iterator[Setting]:
     if kind == "json":
         fields = parse_json(value, lambda problem: InvalidInput(f"{name} of the launch line {problem}."))
@@ -111,7 +114,10 @@ def nested(name: str, value: Any, takes: Takes) -> Iterator[Setting]:
         text = {True: "true", False: "false", None: "null"}[value]
     else:
         text = json.dumps(value) if isinstance(value, Mapping) else str(value)
-    yield Setting(name, text, f"{name} {text}")
+    words = f"{name} {text}"
+    if takes(name) is None and _is_negated(name, takes):
+        name, text = "--" + name[5:], "false" if text == "true" else "true"
+    yield Setting(name, text, words)
 
 
 def _of_file(

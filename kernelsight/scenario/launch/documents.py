@@ -16,7 +16,12 @@ from kernelsight.scenario.launch.python_calls import read_python
 _QUOTES = str.maketrans("“”„‟«»‘‚‛\u00a0\u202f\u2003", '""""""\'\'\'   ', "\u200b\ufeff")
 _APOSTROPHE = re.compile(r"(?<!\w)’|’(?!\w)")
 _DASH = re.compile(r"(?<!\S)(?:[–—]-?|-[–—])(?=[a-zA-Z][\w-]+)")
-_TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|[a-z]+\s+[\"(.$])|\{\{-?\s*(?:else|end)\b")
+# of Helm; a runtime of KServe has {{.Name}} and {{.Labels…}}, which the platform fills in
+_TEMPLATE = re.compile(
+    r"\{\{-?\s*(?:\.(?!(?:Name|Namespace|Labels|Annotations|Spec)\b)|\$|[a-z]+\s+[\"(.$]|(?:else|end)\b)"
+)
+_CONTINUED = re.compile(r"(?<=[ \t])[`^][ \t]*$", re.MULTILINE)  # by PowerShell and cmd
+_DOCKERFILE = re.compile(r"(?:FROM|ARG)\s+\S+", re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 _YAML_LINE = re.compile(r"(?:-\s+)*[\"']?[\w./$-]+[\"']?\s*:(?:\s|$)|- |---|\{|%YAML")
 _SECTION = re.compile(r"^\[(?:Service|Unit|Container|program:[\w.-]+)\]\s*$", re.MULTILINE)
@@ -24,7 +29,6 @@ _TOML_LINE = re.compile(r"^(?:\[+[\w.\"-]+\]+|[\w.\"-]+\s+=\s)", re.MULTILINE)
 _PYTHON = re.compile(r"^(?:import|from)\s+\w[\w.]*(?:\s+import\b|\s*$|\s+as\b)", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]\s*(\S+)", re.MULTILINE)
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus", "C": "constraint"}
-_OTHER_TEXTS = [row for row in facts("server_programs").to_pylist() if row["kind"] == "text"]
 
 
 def read_documents(text: str, refuse: Refuse) -> list[Any]:
@@ -54,6 +58,9 @@ def read_documents(text: str, refuse: Refuse) -> list[Any]:
             return [parse_toml(text, InvalidInput)]
     if _YAML_LINE.match(first):
         return parse_yaml(text, refuse)
+    if _DOCKERFILE.match(first):
+        return [{"dockerfile": _dockerfile(text)}]
+    text = _CONTINUED.sub(r"\\", text.replace("\r\n", "\n"))
     sizes = {_SHORT.get(name, name): value for name, value in _SBATCH.findall(text)}
     return [{"shell": text, "sbatch": sizes}]
 
@@ -72,7 +79,23 @@ def plain_text(text: str) -> str:
 def other_text(text: str) -> dict[str, Any] | None:
     """Return the row of ``server_programs`` for a whole text of an engine that is not simulated, or None."""
     head = text[:100_000]
-    return next((row for row in _OTHER_TEXTS if re.search(row["name"], head, re.MULTILINE)), None)
+    rows = (row for row in facts("server_programs").to_pylist() if row["kind"] == "text")
+    return next((row for row in rows if re.search(row["name"], head, re.MULTILINE)), None)
+
+
+def _dockerfile(text: str) -> dict[str, Any]:
+    """Return the last instruction of each kind of a Dockerfile, its words as a list where they are JSON; all ENV."""
+    found: dict[str, Any] = {"env": []}
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+        name, _, value = line.strip().partition(" ")
+        name, value = name.lower(), value.strip()
+        with contextlib.suppress(InvalidInput):
+            value = parse_json(value, InvalidInput) if value.startswith("[") else value
+        if name == "env":
+            found["env"].append(value if "=" in str(value).split()[0] else "=".join(str(value).split(None, 1)))
+        elif name.isalpha():
+            found[name] = value.split()[0] if name == "from" and isinstance(value, str) and value else value
+    return found
 
 
 def _unit(text: str, refuse: Refuse) -> dict[str, Any]:

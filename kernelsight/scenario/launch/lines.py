@@ -118,6 +118,7 @@ def _used(words: tuple[Word, ...]) -> str:
 # rules that depend on flags which other rules set, in their order
 LATE = {"kv_tier": 1, "attention_dp": 2}
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_REPOSITORY = re.compile(r"[A-Za-z\d][\w.-]*/[\w.-]+")
 ASSUMED_NAME = "the path or name of the weights is no known model"
 
 
@@ -136,6 +137,8 @@ def read_command(command: Command, read_files: bool = False, replicas: str = "re
         for setting in nested(name if name[:1] == "-" or name == "MODEL" else f"--{_spelled(name)}", value, takes)
     ]
     settings += read_options(command.words, takes, command.folder, read_files, command.texts)
+    if command.engine != "trtllm":  # options of a command have precedence over those of its file
+        settings.sort(key=lambda setting: not setting.of_file)
     for setting in _with_known_model(command, settings, reading):
         _apply(reading, setting)
     # after all options are read: attention replicas divide sizes that other options set
@@ -187,7 +190,8 @@ def _with_known_model(command: Command, settings: Sequence[Setting], reading: Re
     if len(names) + len(answers) == 0 or (names and not answers and of_options and not stated):
         return list(settings)
     candidates = [*names, *answers]
-    known = next((name for name in candidates if is_known_model(name)), candidates[0])
+    known = next((name for name in candidates if is_known_model(name)), None)
+    known = known or next((name for name in candidates if _REPOSITORY.fullmatch(name)), candidates[0])
     if of_options and known == of_options[0].value:
         return list(settings)
     assumed = ASSUMED_NAME if known in answers and names and known != candidates[0] else None

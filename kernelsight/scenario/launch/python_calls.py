@@ -6,6 +6,7 @@ import ast
 import operator
 import shlex
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from kernelsight.files.bounded_files import Refuse
@@ -17,6 +18,7 @@ _OPERATORS = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
+    ast.BitOr: operator.or_,
 }
 # most characters and values that folding may make, and the largest number
 _LONGEST, _LARGEST = 10_000, 10**15
@@ -132,7 +134,7 @@ class _Program(ast.NodeVisitor):
                 self._set(f".{option.lstrip('-').replace('-', '_')}", given["default"])
         elif last in _CALLS:
             first = self.packages.get(name.partition(".")[0], name)
-            arguments = self._keywords(node)
+            arguments = self._keywords((keyword.arg, keyword.value) for keyword in node.keywords)
             if node.args:
                 arguments = {"model_path" if "sglang" in first else "model": self._value(node.args[0])} | arguments
             self.calls.append({f"{first.partition('.')[0]}.{last}": arguments})
@@ -154,16 +156,17 @@ class _Program(ast.NodeVisitor):
         before = self.names.get(name, value)
         self.names[name] = value if before == value and type(before) is type(value) else f"${name.lstrip('.')}"
 
-    def _keywords(self, node: ast.Call) -> dict[str, Any]:
-        given: dict[str, Any] = {}
-        for keyword in node.keywords:
-            value = self._value(keyword.value)
-            if keyword.arg is not None:
-                given[keyword.arg] = value
+    def _keywords(self, pairs: Iterable[tuple[Any, ast.expr]]) -> dict[Any, Any]:
+        """Return the constants of keywords, or of a dictionary; a name None: those of another dictionary."""
+        given: dict[Any, Any] = {}
+        for name, node in pairs:
+            value = self._value(node)
+            if name is not None:
+                given[name] = value
             elif isinstance(value, dict):
                 given |= value
             else:
-                given[f"**{ast.unparse(keyword.value)[:60]}"] = "$"
+                given[f"**{ast.unparse(node)[:60]}"] = "$"
         return given
 
     def _value(self, node: ast.AST) -> Any:
@@ -186,9 +189,9 @@ class _Program(ast.NodeVisitor):
         if isinstance(node, ast.List | ast.Tuple):
             return [item for inner in node.elts for item in self._items(inner)]
         if isinstance(node, ast.Dict):
-            return {
-                self._folded(key): self._value(value) for key, value in zip(node.keys, node.values, strict=True) if key
-            }
+            return self._keywords(
+                (self._folded(key) if key else None, value) for key, value in zip(node.keys, node.values, strict=True)
+            )
         if isinstance(node, ast.JoinedStr):
             return "".join(str(self._folded(part)) for part in node.values)
         if isinstance(node, ast.FormattedValue):
@@ -223,10 +226,9 @@ class _Program(ast.NodeVisitor):
             return {"str": str, "int": int, "float": float}[name](self._folded(node.args[0]))
         if isinstance(node.func, ast.Attribute) and node.func.attr == "join" and len(node.args) == 1:
             return self._folded(node.func.value).join(map(str, self._folded(node.args[0])))
-        if not node.args and (
-            name == "dict" or name.rpartition(".")[2][:1].isupper()
-        ):  # a record of settings, such as KvCacheConfig(...)
-            return self._keywords(node)
+        if name == "dict" or (not node.args and name.rpartition(".")[2][:1].isupper()):  # such as KvCacheConfig(...)
+            return self._keywords([*((None, argument) for argument in node.args),
+                                   *((keyword.arg, keyword.value) for keyword in node.keywords)])  # fmt: skip
         raise ValueError("no constant")
 
 

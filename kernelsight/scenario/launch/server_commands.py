@@ -130,7 +130,9 @@ def _no_server(found: Sequence[Command], roles: Sequence[Role], other: Mapping[s
             f"{taken or '--model NAME -tp N'} with --engine vllm, sglang or trtllm in place of --launch."
         )
     hidden = next((role for role in roles if program_of_image(str(role.facts.get("image", "")))[0]), None)
+    unread = next((note for role in roles for note in role.notes if note[1] == "not_modelled"), None)
     reason = f" ({'.'.join(hidden.names) or 'image'}: {NOT_HERE})" if hidden else ""
+    reason = f" ({unread[0]}: {unread[2]})" if unread and not hidden else reason
     return (
         f"the launch line starts no known server{reason}; give a line with `vllm serve`, `sglang serve`, `python -m "
         "sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with a deployment file, such "

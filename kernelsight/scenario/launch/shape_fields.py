@@ -88,7 +88,9 @@ def _image(role: Role, at: At, value: Any) -> Role:
     if isinstance(value, Mapping):
         role = role.with_fact(tag=role.text(value["tag"])) if value.get("tag") else role
         value = value.get("repository") or ""
-    return role.with_fact(image=redacted_text(role.text(value)))
+    text = role.text(value)
+    text = text.rpartition("FROM ")[2].split()[0] if "FROM " in text else text  # a Dockerfile within the file
+    return role.with_fact(image=redacted_text(text))
 
 
 def _options(role: Role, at: At, value: Any) -> Role:
@@ -162,7 +164,14 @@ def _role(role: Role, at: At, value: Any) -> Role:
 def _text(role: Role, at: At, value: Any) -> Role:
     """A file within a document: commands may name it."""
     if isinstance(value, str) and not at.row.written:
-        at.texts[at.place.partition(".")[2]] = value
+        at.texts[at.place.partition(".")[2].removesuffix(".content")] = value
+    return role
+
+
+def _mounted(role: Role, at: At, value: Any) -> Role:
+    """A file of the document under the name at which the container has it."""
+    if isinstance(value, Mapping) and value.get("source") in at.texts and isinstance(value.get("target"), str):
+        at.texts[value["target"].rpartition("/")[2]] = at.texts[value["source"]]
     return role
 
 
@@ -195,4 +204,7 @@ OPERATIONS: dict[str, Operation] = {
         redacted_text(f"{at.place}: {str(value)[:80]}"), "not_modelled", at.row.value
     ),
     "text": _text,
+    "mounted": _mounted,
+    "template": lambda role, at, value: role.with_fact(template=str(value)),
+    "like": lambda role, at, value: role.with_fact(like=(*role.facts.get("like", ()), str(value))),
 }

@@ -64,6 +64,17 @@ class Role(NamedTuple):
         """Return the role with one more name."""
         return self._replace(names=tuple(dict.fromkeys((*self.names, name))))
 
+    def after(self, first: Role) -> Role:
+        """Return the role as a continuation of another one, whose arguments go before its own."""
+        arguments = [*first.facts.get("arguments", ()), *self.facts.get("arguments", ())]
+        own = {name: value for name, value in self.facts.items() if value is not None}
+        return self._replace(
+            facts={**first.facts, **own, "arguments": arguments},
+            environment={**first.environment, **self.environment},
+            options=(*first.options, *self.options),
+            notes=(*first.notes, *self.notes),
+        )
+
     def with_fact(self, **fact: Any) -> Role:
         """Return the role with one more fact."""
         return self._replace(facts=self.facts | fact)

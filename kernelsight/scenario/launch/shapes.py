@@ -29,7 +29,21 @@ def read_roles(text: str, refuse: Refuse, options_engine: Callable[[Mapping], st
     """
     reader = _Reader(refuse, options_engine)
     roles = [role for document in read_documents(text, refuse) for role in reader.document(document, Role({}))]
-    return [role._replace(texts=reader.texts) for role in roles]
+    return [role._replace(texts=reader.texts) for role in _with_templates(roles)]
+
+
+def _with_templates(roles: Sequence[Role]) -> list[Role]:
+    """Return the roles with what the templates that they name state before them; those start nothing themselves."""
+    templates = {(role.facts["template"], role.facts.get("role")): role for role in roles if "template" in role.facts}
+    used, found = [], []
+    for role in roles:
+        own = role
+        for name in reversed(role.facts.get("like", ())):
+            template = templates.get((name, role.facts.get("role")))
+            if template is not None:
+                own, used = own.after(template), [*used, template]
+        found.append(own)
+    return [own for role, own in zip(roles, found, strict=True) if not any(role is template for template in used)]
 
 
 class _Reader:
@@ -71,7 +85,7 @@ class _Reader:
         }
         for words in [*_sizes(node, read), *_sizes(misplaced, ())]:
             role = role.noted(words, "not_modelled", "a size at a place that is not read")
-        if not shapes:
+        if not shapes or (not inside and role.facts.keys() & {"like", "model"}):
             yield role
         for row, place, inner in inside:
             if row.field == "document":
@@ -117,7 +131,7 @@ def _is(form: str, tree: Any) -> bool:
         values = [value for _, value in find(tree, row.steps) if value is not None]
         if row.value:
             return any(value in row.value.split() for value in values if isinstance(value, str))
-        return bool(values)
+        return any(isinstance(value, str | list | dict) for value in values)
 
     return all(holds(row) for row in rows_of(form) if row.field == "is")
 

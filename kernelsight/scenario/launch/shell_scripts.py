@@ -21,6 +21,7 @@ _ONE_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _TARGET = re.compile(r">>?\s*[\"']?([^\s\"'<>|;&]+)|\btee\s+(?:-a\s+)?[\"']?([^\s\"'<>|;&]+)")
 _ARITHMETIC = re.compile(r"\$\(\([^()\n]{1,100}\)\)")
+_SET_DEFAULT = re.compile(r"\$\{(\w+):?=([^{}$]{1,300})\}")
 _COMMENT = re.compile(r"(^|\s)#.*")
 
 
@@ -55,6 +56,8 @@ class Script:
             while words and words[0] in _KEYWORDS:
                 self.conditions += {"if": 1, "case": 1, "fi": -1, "esac": -1}.get(words[0], 0)
                 words = words[1:]
+            for name, value in _SET_DEFAULT.findall(" ".join(words)):
+                self.variables.setdefault(name, value)
             words = self._filled(words, characters)
             characters -= sum(map(len, words))
             if words:

@@ -11,9 +11,9 @@ import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined, loop_entry
 from kernelsight.serving.engine.client import forget_gaps, next_send_us, note_ended, note_rejected, take_next
+from kernelsight.serving.engine.costs import decode_until, run_end_us
 from kernelsight.serving.engine.decode_runs import decode_run
 from kernelsight.serving.engine.heaps import next_filling
-from kernelsight.serving.engine.lookahead import decode_until, run_end_us
 from kernelsight.serving.engine.pipeline import begin_batches
 from kernelsight.serving.engine.policy import received_until, reset_ratio_when_idle
 from kernelsight.serving.engine.queue import deliver, horizon_us, next_visible_us, queue_head, receive

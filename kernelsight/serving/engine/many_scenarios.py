@@ -17,7 +17,7 @@ from kernelsight.serving.engine.inputs import Load
 from kernelsight.serving.engine.loop import serve_until_full
 from kernelsight.serving.engine.records import CLIENT, EDGE, ENTRY, FOREVER, HOST, ITL_BINS, LAYOUT, REQUEST
 from kernelsight.serving.engine.replica import Pool, engine_records, group_records, limit_records, stage_records
-from kernelsight.serving.engine.request_columns import fill_requests, read_requests
+from kernelsight.serving.engine.request_blocks import fill_requests, read_requests
 from kernelsight.serving.engine.served import REAL, WHOLE
 from kernelsight.serving.engine.state import Scenario
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests, take_gaps

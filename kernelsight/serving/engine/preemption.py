@@ -1,8 +1,14 @@
-"""Preemption by recomputation: a running request frees its KV blocks and returns to the queue."""
+"""Preemption by recomputation: a running request frees its KV blocks and returns to the queue; and cancellation.
+
+A request is cancelled between two steps, as vLLM's ``Scheduler.finish_requests`` does: its KV blocks are free for the
+next step, and a step that is underway keeps its requests.
+"""
 
 from __future__ import annotations
 
-from kernelsight.serving.compilation.compiled import compiled, inlined
+import numpy as np
+
+from kernelsight.serving.compilation.compiled import compiled, entry, inlined
 from kernelsight.serving.engine.batch import (
     forget_fresh,
     forget_partial,
@@ -17,9 +23,34 @@ from kernelsight.serving.engine.batch import (
 from kernelsight.serving.engine.groups import leave_flight
 from kernelsight.serving.engine.policy import lowest_priority, reset_ratio
 from kernelsight.serving.engine.prefix import keep_own_only, release
-from kernelsight.serving.engine.queue import requeue
+from kernelsight.serving.engine.queue import requeue, take
 from kernelsight.serving.engine.records import NOBODY
-from kernelsight.serving.engine.state import Core
+from kernelsight.serving.engine.state import Core, Scenario, core_of
+
+
+@entry
+def cancel(r: int, *arrays: np.ndarray) -> bool:
+    """Cancel request ``r``, which was sent and has not ended; return False while it is in a step that is underway.
+
+    ``arrays``: the fields of a ``Scenario``, in order.
+    """
+    scenario = Scenario(*arrays)
+    request, client = scenario.requests[r], scenario.clients[0]
+    i = request.replica
+    engine = scenario.engines[i]
+    # a request in the batch has computed tokens, or a chunk in the step that is underway; one in the queue has neither
+    running = request.decoding or request.computed > 0 or request.chunk > 0
+    if is_in_flight(engine, request) or (running and engine.underway and not scenario.limits[i].stages > 1):
+        return False
+    if running:
+        leave_batch(core_of(scenario, i), r, 0)
+    else:
+        take(engine, scenario.requests, r)
+    request.known = 0  # a batch in flight holds no token for it any more
+    engine.in_flight -= 1
+    client.in_flight -= 1
+    client.ended += 1
+    return True
 
 
 @inlined

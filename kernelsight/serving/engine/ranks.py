@@ -19,10 +19,9 @@ import numpy as np
 from kernelsight.serving.compilation.compiled import compiled, inlined
 from kernelsight.serving.engine.admission import next_prompt
 from kernelsight.serving.engine.batch import units_ahead
-from kernelsight.serving.engine.costs import contexts_now, cut_line, decode_line, host_times, line_time
+from kernelsight.serving.engine.costs import contexts_now, cut_line, decode_line, decode_until, host_times, line_time
 from kernelsight.serving.engine.decode_runs import advance_line
 from kernelsight.serving.engine.heaps import next_filling
-from kernelsight.serving.engine.lookahead import decode_until
 from kernelsight.serving.engine.pipeline import form_batch, send_batch
 from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head
 from kernelsight.serving.engine.records import DECODE, FOREVER, NO_LIMIT

@@ -1,8 +1,92 @@
-"""Arrivals of an open loop, drawn as vLLM's benchmark client does: gamma-distributed gaps, at one rate or on a ramp."""
+"""Draws of synthetic loads: arrivals, lengths, pauses between turns, and the start of users of a closed loop.
+
+Arrivals of an open loop are drawn as vLLM's benchmark client does: gamma-distributed gaps, at one rate or on a ramp.
+Lengths, at least 1 token, are uniform, lognormal, or drawn from a recorded load.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+
+from kernelsight.serving.load.dependencies import LONGEST_S
+from kernelsight.serving.load.traces import LARGEST_SIZE
+
+# standard deviation / mean of think times: 1 is the negative exponential distribution, from which the TPC-C benchmark
+# draws them (TPC-C Standard Specification, revision 5.11, clause 5.2.5.4)
+THINK_TIME_CV = 1.0
+
+
+def think_times(generator: np.random.Generator, n: int, mean_s: float, cv: float | None) -> np.ndarray:
+    """Return n think times in seconds: gamma-distributed with this mean and coefficient of variation.
+
+    No cv: ``THINK_TIME_CV``. A cv of 0 makes all equal to the mean: conversations of equal lengths that begin together
+    then stay in lock step, as no real users do.
+
+    >>> think_times(np.random.default_rng(0), 2, 20.0, 0.0).tolist()
+    [20.0, 20.0]
+    """
+    cv = THINK_TIME_CV if cv is None else cv
+    shape = min(1.0 / max(cv, 1e-9) ** 2, STEADY)
+    if shape == STEADY:
+        return np.full(n, mean_s)
+    return np.minimum(generator.standard_gamma(shape, n) * (mean_s / shape), LONGEST_S)
+
+
+def ramp_s_of(scenario: Mapping[str, Any]) -> float:
+    """Return the seconds over which the users of a closed loop start: as stated, else over their pauses.
+
+    The pauses of one conversation, (num_turns - 1) x think_time_s: users are then at every turn from the first on, as
+    they are later. Without pauses all start at once.
+
+    >>> conversation = {"num_turns": 5, "think_time_s": 20.0, "concurrency_ramp_s": None}
+    >>> ramp_s_of(conversation), ramp_s_of(conversation | {"concurrency_ramp_s": 0.0})
+    (80.0, 0.0)
+    """
+    if scenario.get("concurrency_ramp_s") is not None:
+        return scenario["concurrency_ramp_s"]
+    return ((scenario.get("num_turns") or 1) - 1) * (scenario.get("think_time_s") or 0.0)
+
+
+def uniform_lengths(generator: np.random.Generator, n: int, nominal: int, range_ratio: float) -> np.ndarray:
+    """Return n lengths in tokens, uniform over the whole numbers in [range_ratio x nominal, nominal].
+
+    vLLM's random dataset spreads to both sides of the nominal length; here the nominal length is the longest.
+
+    >>> uniform_lengths(np.random.default_rng(0), 3, 512, 1.0).tolist()
+    [512, 512, 512]
+    """
+    shortest = math.ceil(round(range_ratio * nominal, 6))  # 0.07 x 100 is a little more than 7 in floating point
+    return generator.integers(max(shortest, 1), nominal, size=n, endpoint=True)
+
+
+def lognormal_lengths(generator: np.random.Generator, n: int, mean: int, cv: float | None) -> np.ndarray:
+    """Return n lengths in tokens of the lognormal distribution with this mean and coefficient of variation.
+
+    ln(length) is normal with variance s2 = ln(1 + cv^2) and mean ln(mean) - s2 / 2; rounded to whole tokens, at least
+    1. Lengths above max_model_len are possible: the engine rejects such requests. No cv: all have the mean.
+
+    >>> lognormal_lengths(np.random.default_rng(0), 3, 512, None).tolist()
+    [512, 512, 512]
+    """
+    if cv is None:
+        return np.full(n, mean, dtype=np.int64)
+    variance = math.log1p(cv * cv) if cv < 1e100 else 2 * math.log(cv)  # the square of a larger one overflows
+    logarithms = math.log(mean) - variance / 2 + math.sqrt(variance) * generator.standard_normal(n)
+    return np.rint(np.exp(np.clip(logarithms, 0, math.log(LARGEST_SIZE)))).astype(np.int64)
+
+
+def empirical_rows(generator: np.random.Generator, n: int, recorded: int) -> np.ndarray:
+    """Return n rows of a recorded load, drawn with replacement: whole rows, so that prompt and output stay a pair.
+
+    >>> empirical_rows(np.random.default_rng(0), 3, 1).tolist()
+    [0, 0, 0]
+    """
+    return generator.integers(0, recorded, size=n)
+
 
 STEADY = 1e12  # largest shape of the gamma distribution: gaps then differ by less than one in a million
 

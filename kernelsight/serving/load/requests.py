@@ -14,7 +14,15 @@ from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.array_expressions import in_one_piece
 from kernelsight.dataflow.python_nodes import produces
 from kernelsight.scenario.load_rules import RAMP_UP, distribution, first_fault, flags_set
-from kernelsight.serving.load.arrivals import ramp_rates, ramped_arrivals, steady_arrivals
+from kernelsight.serving.load.arrivals import (
+    empirical_rows,
+    lognormal_lengths,
+    ramp_rates,
+    ramped_arrivals,
+    steady_arrivals,
+    think_times,
+    uniform_lengths,
+)
 from kernelsight.serving.load.conversations import (
     NO_REQUEST,
     SharedBlocks,
@@ -24,9 +32,7 @@ from kernelsight.serving.load.conversations import (
     shared_blocks,
 )
 from kernelsight.serving.load.dependencies import Dependencies, earliest, generations
-from kernelsight.serving.load.lengths import empirical_rows, lognormal_lengths, uniform_lengths
 from kernelsight.serving.load.recorded_loads import RecordedLoad, read_load
-from kernelsight.serving.load.think_times import think_times
 from kernelsight.serving.load.traces import TRACE_SCHEMA
 
 LOAD_COLUMNS = (

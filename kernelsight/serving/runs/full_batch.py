@@ -18,8 +18,14 @@ from kernelsight.serving.engine.limits import Limits
 from kernelsight.serving.engine.policy import FIRST_RATIO, LEAST_SHARE
 from kernelsight.serving.engine.records import GUARANTEED_NO_EVICT, MAX_UTILIZATION, NEW_TOKEN_RATIO
 from kernelsight.serving.engine.replica import Pool
-from kernelsight.serving.runs.mean_step_costs import MeanStepCosts, surface_within
-from kernelsight.serving.runs.requests_per_step import any_arrives, cohorts_of, counts_of, prompt_steps
+from kernelsight.serving.runs.requests_per_step import (
+    MeanStepCosts,
+    any_arrives,
+    cohorts_of,
+    counts_of,
+    prompt_steps,
+    surface_within,
+)
 
 # recomputation by preemption: tokens that others compute again, for each token that an answer adds to a full KV cache.
 # Each time that the cache is full the newest request, which holds its prompt, is preempted: 1 if free blocks did a

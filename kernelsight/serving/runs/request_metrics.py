@@ -1,4 +1,7 @@
-"""TTFT, TPOT, ITL, E2E latency and their parts of each finished request, defined as vLLM's benchmark client does."""
+"""TTFT, TPOT, ITL, E2E latency and their parts of each finished request, defined as vLLM's benchmark client does.
+
+Sessions are requests connected by dependencies, such as turns of a conversation.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,37 @@ from kernelsight.dataflow.python_nodes import produces
 from kernelsight.scenario.scenario_rows import deployments_of
 from kernelsight.serving.engine import client_metrics
 from kernelsight.serving.engine.host import front_end_of
+from kernelsight.serving.engine.inputs import Waits
+from kernelsight.serving.engine.session_records import first_of_session
+from kernelsight.serving.load.dependencies import Dependencies, generations
+from kernelsight.serving.load.requests import spans_of
+
+
+@produces("session_requests")
+def sessions_of_requests(requests: pa.Table, request_dependencies: pa.Table) -> pa.Table:
+    """Sessions: requests connected by dependencies, such as the turns of a conversation.
+
+    A request that neither waits for another nor is waited for is a session of its own.
+    """
+    names, ids, sessions, turns = [], [], [], []
+    spans = spans_of(requests["scenario_id"])
+    request_ids = requests["request_id"].to_numpy()
+    dependency_columns = [request_dependencies[name].to_numpy() for name in ("request_id", "after", "think_s")]
+    for scenario, (start, stop) in spans_of(request_dependencies["scenario_id"]).items():
+        ids_of_scenario = request_ids[slice(*spans[scenario])]
+        order = np.argsort(ids_of_scenario)
+        request, after = (
+            order[np.searchsorted(ids_of_scenario, column[start:stop], sorter=order)]
+            for column in dependency_columns[:2]
+        )
+        waits = Waits(request, after, dependency_columns[2][start:stop])
+        names += [scenario] * ids_of_scenario.size
+        ids.append(ids_of_scenario)
+        sessions.append(ids_of_scenario[first_of_session(waits, ids_of_scenario.size)])
+        turns.append(generations(Dependencies(*waits), ids_of_scenario.size))
+    columns = (np.concatenate([*values, np.zeros(0, np.int64)]) for values in (ids, sessions, turns))
+    return pa.table([pa.array(names, pa.string()), *columns], names=["scenario_id", "request_id", "session", "turn"])
+
 
 OBJECTIVES = ("goodput_ttft_ms", "goodput_tpot_ms", "goodput_e2el_ms")
 

@@ -1,14 +1,123 @@
-"""How many requests start in a step at capacity: probabilities of their number, and of the prompt tokens they bring.
+"""How many requests start in a step at capacity, and what average steps cost.
 
 Requests start as independent arrivals do, a Poisson number a step; or in cohorts, where answers of one length that
-started together end together.
+started together end together. Step costs are read off the surfaces that the loop reads, at fractions of requests, many
+steps a call.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+
+from kernelsight.serving.costs.knots import Reach, first_beyond
+from kernelsight.serving.engine.inputs import Surface
+
+
+class MeanStepCosts(NamedTuple):
+    """GPU time of the parts of several steps of one model, microseconds each, shape [steps].
+
+    ``window``: tokens that windowed attention reads; 0: the model has none.
+    """
+
+    surface: Surface
+    window: int
+
+    def decode_us(self, requests: np.ndarray, context: float) -> np.ndarray:
+        """Return the decode attention of a step over all its requests, each with ``context`` tokens in the KV cache."""
+        s = self.surface
+        inside = min(context, float(self.window)) if self.window else 0.0
+        full = _bilinear(s.decode_x, s.decode_y, s.decode_us, requests, context)
+        return full + _bilinear(s.window_x, s.window_y, s.window_us, requests, inside)
+
+    def prefill_us(self, tokens: np.ndarray, cached: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+        """Return the prefill attention of a step with ``chunks`` chunks of ``tokens``: they share one kernel launch."""
+        s = self.surface
+        if not s.prefill_us.size or not chunks.any():
+            return np.zeros(tokens.size)
+        one_chunk_us = _bilinear(s.prefill_x, s.prefill_y, s.prefill_us, tokens, cached)
+        return chunks * one_chunk_us - np.maximum(chunks - 1.0, 0.0) * s.prefill_us[0, 0]
+
+    def layers_us(self, tokens: np.ndarray, prompt_tokens: np.ndarray | float = 0.0) -> np.ndarray:
+        """Return the layers without attention, at the tokens of a step padded to the size of its CUDA graph."""
+        whole = self.surface.padded_prompt_tokens
+        padded = self.padded(tokens)
+        if whole.size:
+            padded = np.where(np.asarray(prompt_tokens) > 0.0, whole[_whole_rows(tokens, whole)], padded)
+        return self.surface.token_us[padded]
+
+    def padded(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the sizes of the CUDA graphs that hold these tokens."""
+        return self.surface.padded_tokens[_whole_rows(tokens, self.surface.padded_tokens)]
+
+    def logits_us(self, sampled: np.ndarray) -> np.ndarray:
+        """Return the language-model head over the tokens that are sampled."""
+        return self.surface.sampled_us[_whole_rows(sampled, self.surface.sampled_us)]
+
+    def part_us(self, name: str, tokens: np.ndarray) -> np.ndarray:
+        """Return a named part of the surface, such as ``"transfer_us"``; 0 where the deployment has none."""
+        values = getattr(self.surface, name)
+        return values[_whole_rows(tokens, values)] if values.size else np.zeros(tokens.size)
+
+
+def surface_within(surface: Surface, reach: Reach) -> Surface:
+    """Return the surface with attention cut to what one load can reach, as ``within_reach`` cuts its knots.
+
+    A session's other loads may need more knots; without the cut, extrapolation would depend on them.
+    """
+    decodes, contexts, window, prompts, cached = (
+        first_beyond(knots, largest) + 1
+        for knots, largest in (
+            *((surface.decode_x, reach.requests), (surface.decode_y, reach.tokens)),
+            (surface.window_x, reach.requests),
+            *((surface.prefill_x, reach.tokens), (surface.prefill_y, reach.tokens)),
+        )
+    )
+    return surface._replace(
+        decode_x=surface.decode_x[:decodes],
+        decode_y=surface.decode_y[:contexts],
+        decode_us=surface.decode_us[:decodes, :contexts],
+        window_x=surface.window_x[:window],
+        window_us=surface.window_us[:window],
+        prefill_x=surface.prefill_x[:prompts],
+        prefill_y=surface.prefill_y[:cached],
+        prefill_us=surface.prefill_us[:prompts, :cached],
+    )
+
+
+def _whole_rows(numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the rows of a dense table for numbers that may be fractions: rounded up, up to its last row."""
+    return np.minimum(np.maximum(np.ceil(numbers), 0), values.size - 1).astype(np.intp)
+
+
+def _knot_below(knots: np.ndarray, values: np.ndarray | float) -> np.ndarray:
+    """Return the knot at or below each value, but neither before the first nor, of several, the last."""
+    # np.clip takes five times as long for a few values
+    return np.minimum(np.maximum(knots.searchsorted(values, side="right") - 1, 0), max(knots.size - 2, 0))
+
+
+def _bilinear(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray, x: np.ndarray, y: np.ndarray | float) -> np.ndarray:
+    """Return a grid interpolated bilinearly at x, shape [steps], and y, a number or shape [steps].
+
+    Beyond the last knots it extrapolates linearly; over ``x`` by the line from half of the last knot on, as the loop.
+    """
+    if not grid.size or not x.any():
+        return np.zeros(x.size)
+    lower = _knot_below(ys, y)
+    upper = np.minimum(lower + 1, ys.size - 1)
+    y_share = (y - ys[lower]) / np.where(upper > lower, ys[upper] - ys[lower], math.inf)
+    low = _knot_below(xs, x)
+    low = np.where(x > xs[-1], np.searchsorted(xs, xs[-1] / 2.0, side="right") - 1, low)
+    high = np.where(x > xs[-1], xs.size - 1, np.minimum(low + 1, xs.size - 1))
+    x_share = (x - xs[low]) / np.where(xs[high] > xs[low], xs[high] - xs[low], math.inf)
+    at_lower, at_upper = ((1.0 - x_share) * grid[low, row] + x_share * grid[high, row] for row in (lower, upper))
+    inside = (1.0 - y_share) * at_lower + y_share * at_upper
+    # an average of less than one request costs its share of one
+    below_first = x / max(xs[0], 1e-300) * ((1.0 - y_share) * grid[0, lower] + y_share * grid[0, upper])
+    return np.where(x <= 0.0, 0.0, np.where(x < xs[0], below_first, inside))
+
 
 # numbers of requests that start in a step, beyond which neighbouring ones are costed together
 MOST_COUNTS = 16

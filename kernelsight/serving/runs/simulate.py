@@ -32,8 +32,7 @@ from kernelsight.serving.runs.result_tables import (
 )
 from kernelsight.serving.runs.simulation_inputs import SimulationInputs, load_of, pool_of, replicas_interact, routing_of
 from kernelsight.serving.runs.statistics_tables import gap_percentiles, statistics_table
-from kernelsight.serving.runs.summaries import Summary, objectives_of, summarise, summary_of_replicas
-from kernelsight.serving.runs.threads import over_threads
+from kernelsight.serving.runs.summaries import Summary, objectives_of, over_threads, summarise, summary_of_replicas
 
 # tables with rows of requests, steps, windows or knots; a summary alone needs none of them
 DETAILS = ("request_events", "step_cost_uses", "serving_windows", "steps", "request_parts")

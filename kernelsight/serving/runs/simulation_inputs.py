@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.caches.memory_cache import memoised
-from kernelsight.scenario.router_weights import parse_weights
+from kernelsight.scenario.flag_values import parse_weights
 from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
 from kernelsight.serving.engine import records, replica
 from kernelsight.serving.engine.host import host_of
 from kernelsight.serving.engine.inputs import Load, Routing, Waits, Weights
 from kernelsight.serving.engine.limits import limits_of
+from kernelsight.serving.load.arrivals import ramp_s_of
 from kernelsight.serving.load.requests import spans_of, spans_of_loads
-from kernelsight.serving.load.think_times import ramp_s_of
 from kernelsight.serving.runs.pools import cost_tables
 from kernelsight.serving.runs.result_tables import CostTables
 from kernelsight.serving.runs.shared_prefixes import shared_prefixes

@@ -1,14 +1,17 @@
 """Summaries of many scenarios: scenarios of a single engine share calls of the compiled loop, by deployment.
 
-Scenarios with several engines, sessions or shared prefixes take a call each.
+Scenarios with several engines, sessions or shared prefixes take a call each. Calls are spread over threads: the loop
+releases the GIL.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +29,28 @@ from kernelsight.serving.runs.result_tables import histogram_rows, histogram_tab
 from kernelsight.serving.runs.shared_prefixes import shares_prefixes
 from kernelsight.serving.runs.simulation_inputs import SimulationInputs, pool_of, user_us_of
 from kernelsight.serving.runs.statistics_tables import QUANTILES, Counted, joined, quantiles_of
-from kernelsight.serving.runs.threads import over_threads
 from kernelsight.serving.runs.tiers import moved_rows
 
 if TYPE_CHECKING:
     from kernelsight.serving.runs.result_tables import Replica
+
+
+Job = TypeVar("Job")
+Made = TypeVar("Made")
+
+
+def over_threads(work: Callable[[Job], Made], jobs: Sequence[Job], threads: int | None = None) -> list[Made]:
+    """Return the result of ``work`` for each job, in order; ``threads``: the number of cores by default.
+
+    >>> over_threads(abs, [-1, 2, -3])
+    [1, 2, 3]
+    """
+    count = min(len(jobs), threads or os.cpu_count() or 1)
+    if count <= 1:  # starting a thread takes longer than simulating a short load
+        return [work(job) for job in jobs]
+    with ThreadPoolExecutor(count) as workers:
+        return list(workers.map(work, jobs))
+
 
 # scenarios and requests of one compiled call: few, so that threads finish together; enough to hide the cost of a call
 CALL_SCENARIOS = 32

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kernelsight.evaluation.runs.replays import replay
+from kernelsight.evaluation.runs.backtests import replay
 from kernelsight.session import connect
 
 RUN = {

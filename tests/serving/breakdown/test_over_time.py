@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.serving.breakdown import step_kernels
-from kernelsight.serving.breakdown.over_time import widest_windows
-from kernelsight.serving.breakdown.step_kernels import spread
+from kernelsight.serving.breakdown.step_kernels import spread, widest_windows
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.runs import WhatIf
 from tests.present.conftest import KINDS, SMALL

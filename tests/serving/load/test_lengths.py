@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelsight.serving.load.lengths import empirical_rows, lognormal_lengths
+from kernelsight.serving.load.arrivals import empirical_rows, lognormal_lengths
 
 
 def generator(seed: int = 0) -> np.random.Generator:

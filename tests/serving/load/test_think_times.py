@@ -7,9 +7,9 @@ import pytest
 
 import kernelsight as ks
 from kernelsight.errors import KernelSightError
+from kernelsight.serving.load.arrivals import ramp_s_of, think_times
 from kernelsight.serving.load.dependencies import LONGEST_S
 from kernelsight.serving.load.requests import draw_loads
-from kernelsight.serving.load.think_times import ramp_s_of, think_times
 from tests.serving.load.test_requests import SYNTHETIC, scenarios
 
 USERS = {"num_turns": 3, "think_time_s": 4.0, "max_concurrency": 5, "num_prompts": 15, "input_len": 40, "output_len": 4}

@@ -12,8 +12,8 @@ from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.evaluation.runs.measured_runs import HELD_OUT, Runs
 from kernelsight.fitting.kernel_sweeps.aiconfigurator import installed_package
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
+from kernelsight.laboratory.runs.run_classes import is_mixture
 from kernelsight.laboratory.runs.sources.parallel_sizes import DATA_PARALLEL, measured_elsewhere, with_launched_sizes
-from kernelsight.models.model_names import is_mixture
 
 FILE = "systems/silicon_sample.csv"
 # a column that names the file

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelsight.evaluation.kernels.evaluate import evaluate
-from kernelsight.evaluation.kernels.evaluations import PointBudget
+from kernelsight.evaluation.kernels.predict import PointBudget
 from kernelsight.fitting.splits import Split
 from kernelsight.laboratory.kernels.scored_points import fitted, rows_after_points, scored_after
 from tests.fitting.measured import gemm, write

@@ -1,26 +1,16 @@
-"""Scores of searches (regret, score P) and of forecasts (calibration, CRPS, risk) against recorded latencies."""
+"""Scores of replayed searches (score P) and of forecasts (calibration, CRPS, risk) against recorded latencies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from kernelsight.searching.speedup_chances import Quantiles
+from kernelsight.searching.forecasts import BIN_EDGES, Forecast, Quantiles, bin_probabilities, quantiles
+from kernelsight.searching.rounds import Round
 
 CONFIDENCE_BINS = 10
 RANDOM_REACHES = 0.95
-
-
-def regrets(best: Sequence[int] | np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return the regret after each measurement: true latency of the believed best over the fastest's, minus 1.
-
-    ``best``: rows, -1 where none worked (regret of the slowest); ``truth``: (candidates,) log latencies, nan: failed.
-    """
-    fastest, slowest = np.nanmin(truth), np.nanmax(truth)
-    rows = np.asarray(best, dtype=np.int64)
-    logs = np.where(rows >= 0, truth[np.maximum(rows, 0)], slowest)
-    return np.expm1(logs - fastest)
 
 
 def first_within(regret: np.ndarray, share: float) -> int | None:
@@ -133,3 +123,41 @@ def score_p(best: np.ndarray, truth: np.ndarray) -> float | None:
     if not (possible_gain > 0).all():
         return None
     return float(((random[:until] - times_of_search) / possible_gain).mean())
+
+
+def replay_scores(best: np.ndarray, regret: np.ndarray, last_round: Round | None, logs: np.ndarray) -> dict[str, Any]:
+    """Return the columns of ``search_summary`` that score a replayed search and its last forecast.
+
+    ``best``: rows after each measurement, with their ``regret``; ``logs``: true log latencies, nan where none worked.
+    """
+    row: dict[str, Any] = {"n_to_5": first_within(regret, 0.05), "n_to_2": first_within(regret, 0.02)}
+    row["score"] = score_p(best, logs)
+    if last_round is not None and last_round.forecast is not None and last_round.forecast.fit is not None:
+        row |= _calibration(last_round.forecast, last_round, logs)
+    return row
+
+
+def _calibration(forecast: Forecast, last_round: Round, logs: np.ndarray) -> dict[str, float]:
+    """Return the scores of the last forecast over working candidates that were not measured."""
+    unmeasured = ~np.isin(forecast.rows, last_round.history.rows) & ~np.isnan(logs[forecast.rows])
+    return forecast_scores(
+        forecast.mean[unmeasured], forecast.sd[unmeasured], logs[forecast.rows[unmeasured]], float(np.nanmedian(logs))
+    )
+
+
+def bins_of(logs: np.ndarray, anchor_log: float) -> np.ndarray:
+    """Return the bins, from 0, of measured log latencies."""
+    return np.searchsorted(np.log(np.array(BIN_EDGES)), anchor_log - logs, side="right")
+
+
+def forecast_scores(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray, anchor: float) -> dict[str, float]:
+    """Return the coverage of forecasts, and the scores of their eight bins, against true log latencies."""
+    if not len(mean):
+        return {}
+    bins, hits = bin_probabilities(mean, sd, anchor), bins_of(truth, anchor)
+    wrong = (bins.argmax(1) != hits).astype(float)
+    return {
+        **{"coverage_90": coverage(truth, quantiles(mean, sd)), "ece": calibration_error(bins, hits)},
+        **{"brier": half_brier(bins, hits), "crps": ranked_score(bins, hits)},
+        "aurc": area_under_risk(bins.max(1), wrong),
+    }

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.runs.plots import check_picture, draw, group_points, points
+from kernelsight.evaluation.runs.plots import group_points, points
+from kernelsight.laboratory.cli.backtest_plot import check_picture, draw
 
 
 def row(number: int, **more: object) -> dict:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from kernelsight.evaluation.runs.report import report
-from kernelsight.evaluation.runs.run_scores import is_fitting, over_groups, repeats, score, stated_again, with_errors
+from kernelsight.evaluation.runs.run_scores import is_fitting, score, stated_again, with_errors
 from kernelsight.laboratory.runs.error_parts import PARTS, attribute, parts_of
 from kernelsight.laboratory.runs.implausible_runs import FRONT_END, MANY_WORKERS, STALLS, signs_of
 from kernelsight.laboratory.runs.peer_scores import behind, calibrated, compared_with, report_of_peer
 from kernelsight.laboratory.runs.published_runs import by_basis, by_fitted_flags
+from kernelsight.laboratory.runs.run_classes import over_groups, repeats
 
 RUN = {
     "campaign": "inferencex",

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from kernelsight.searching import search_scores as scores
-from kernelsight.searching.speedup_chances import BIN_EDGES, TAILS, Z90, bin_probabilities, bins_of, quantiles
+from kernelsight.laboratory.searches import scores
+from kernelsight.searching.forecasts import BIN_EDGES, TAILS, Z90, bin_probabilities, quantiles
+from kernelsight.searching.search_tables import regrets
 
 
 def test_regret_is_of_the_believed_best():
     truth = np.log([2.0, 1.0, np.nan, 4.0])
-    assert scores.regrets([-1, 0, 1], truth).round(9).tolist() == [3.0, 1.0, 0.0]
+    assert regrets([-1, 0, 1], truth).round(9).tolist() == [3.0, 1.0, 0.0]
 
 
 def test_the_expected_course_of_random_search_is_the_mean_over_all_orders():
@@ -41,7 +42,7 @@ def test_bins_hold_their_speed_ups():
     edges = np.array(BIN_EDGES)
     inside = np.sqrt(np.concatenate([[edges[0] / 2], edges]) * np.concatenate([edges, [edges[-1] * 2]]))
     logs = np.log(3.0) - np.log(inside)
-    assert bins_of(logs, np.log(3.0)).tolist() == list(range(8))
+    assert scores.bins_of(logs, np.log(3.0)).tolist() == list(range(8))
     stated = bin_probabilities(logs, np.full(8, 1e-6), np.log(3.0))
     assert stated.argmax(1).tolist() == list(range(8))
     assert stated.sum(1) == pytest.approx(np.ones(8))
@@ -52,7 +53,7 @@ def test_honest_forecasts_are_calibrated_and_narrow_ones_are_not():
     mean = draws.normal(0.0, 0.7, 40_000)
     tails = draws.standard_t(TAILS, len(mean)) * Z90 / stdtrit(TAILS, 0.95)
     truth = mean + 0.3 * tails
-    hits = bins_of(truth, 0.0)
+    hits = scores.bins_of(truth, 0.0)
     errors = {}
     for stated in (0.3, 0.1):
         sd = np.full(len(mean), stated)

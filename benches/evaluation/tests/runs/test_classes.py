@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import kernelsight as ks
-from kernelsight.evaluation.runs.label_coverage import label_coverage
-from kernelsight.evaluation.runs.replays import planned_runs
+from kernelsight.evaluation.runs.backtests import planned_runs
 from kernelsight.evaluation.runs.run_scores import group_of
 from kernelsight.evaluation.runs.simulate_runs import settings_of
 from kernelsight.laboratory.runs.constants import constants_of
+from kernelsight.laboratory.runs.label_coverage import label_coverage
 from kernelsight.laboratory.runs.responses import Response
 from kernelsight.laboratory.runs.sources.aiconfigurator import FILTERS
 
