@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from kernelsight.sizing.question import Question
 
 MEASURED = ("target-measured", "log-corrected", "points-measured")
-# effort of the rate of the chosen deployment: as FULL with half the runs, the ends of its range from the rates tried
-SURE = FULL._replace(seeds=4, tail=200, ends=0, tolerance=0.02)
-# factor by which a rough rate may be wrong
+# effort of the rate of the chosen deployment: as FULL, the ends of its range from the rates tried
+SURE = FULL._replace(ends=0, tolerance=0.02)
+# factor by which a rough rate, and the share of it that has the confidence, may be wrong
 DOUBT = 1.08
 # share of the cost of the best below which another is clearly cheaper
 SAME = 0.97
@@ -276,7 +276,8 @@ class SizeSearch:
             self._pass_over(prospect, NOT_REACHED, needed)
             return
         try:
-            self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT if needed > 1e-6 else None))
+            is_near = needed / DOUBT > 0.5 * prospect.search.capacity.most
+            self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT if is_near else None))
         except (SearchEnded, KeyboardInterrupt):
             if found := prospect.search.so_far(ROUGH):
                 self._size(prospect, found)
@@ -348,7 +349,7 @@ class SizeSearch:
         found = []
         for option in self.options.values():
             if option.holds and option.evidence.chances and not self.is_sure(option.sized):
-                share = min(option.evidence.chances.share_for(self.demand.confidence) / spare, 1.0)
+                share = min(DOUBT * option.evidence.chances.share_for(self.demand.confidence) / spare, 1.0)
                 rate = DOUBT * share * option.sized.highest.rate
                 found.append((self.demand.least_cost(option.sized.candidate, rate), option.order, option))
         return [option for cost, _, option in sorted(found, key=lambda item: item[:2]) if _is_less(cost, most)]

@@ -183,7 +183,8 @@ class RateSearch:
 
     def look(self, rate: float) -> float:
         """Return the level at a rate by a first look, a short run: the worst latency over its objective."""
-        return self._serve(self._allowed(rate), int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level
+        requests = min(self._least_requests(ROUGH), LONGEST_LOOK)
+        return self._serve(self._allowed(rate), requests, FIRST_SEEDS).verdict.level
 
     def may_keep(self, rate: float) -> bool:
         """Return whether a rate may keep the objectives: by the bound, a first look, and then a short steady run."""
@@ -198,12 +199,8 @@ class RateSearch:
         if holds is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
             return HighestRate(None, None, None, not drifts, 0, broken, broken, self.capacity)
-        low, high = (
-            self._end(holds, effort, side) if effort.ends else _near_end(holds, broken, side) for side in (-1, 1)
-        )
-        # no run finds a rate above the bound, nor one at which the luckiest seed breaks an objective
-        breaks = (one.rate for one in self.served.values() if one.rate > holds.rate and _bound(one, 1) > 1.0)
-        high = min(high, max(min(self._highest, self.capacity.most, *breaks), holds.rate))
+        low, high = (self._end(holds, effort, side) if effort.ends else self._near_end(side) for side in (-1, 1))
+        low, high = min(low, holds.rate), max(min(high, self._highest, self.capacity.most), holds.rate)
         steady = holds.verdict.stays >= 0.95 * COUNTED
         return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
 
@@ -332,6 +329,13 @@ class RateSearch:
             below, step = reached, step * 1.05
         return rate
 
+    def _near_end(self, side: int) -> float:
+        """Estimate an end of the range, as ``_end``, between the simulated rates on its two sides."""
+        points = {one.rate: (one.rate, _bound(one, side)) for one in self.served.values()}.values()
+        below = max((point for point in points if point[1] <= 1.0), default=(LOWEST_RATE, 0.0))
+        above = min((point for point in points if point[1] > 1.0 and point[0] > below[0]), default=below)
+        return _crossing(below, above)
+
     def _allowed(self, rate: float) -> float:
         """Return the nearest rate that can be simulated: users are a whole number, at least one, within the bound."""
         return (
@@ -372,16 +376,6 @@ def _bound(tried: TriedRate, side: int) -> float:
     """Return the pressure in the worst run of one seed (``side`` -1), or in the best (1); infinite with a drift."""
     bound = tried.verdict.worst if side < 0 else tried.verdict.best
     return math.inf if tried.verdict.drifts else bound
-
-
-def _near_end(holds: TriedRate, broken: TriedRate | None, side: int) -> float:
-    """Estimate an end of the range, as ``_end``, from two tried rates on logarithms; within a factor of two."""
-    near, far = ((tried.rate, _bound(tried, side)) for tried in (holds, broken or holds))
-    rises = math.isfinite(far[1]) and far[0] > near[0] and far[1] > near[1] > 0.0
-    # without a finite bound above, latencies are taken to rise in proportion to the rate
-    slope = math.log(far[1] / near[1]) / math.log(far[0] / near[0]) if rises else 1.0
-    rate = holds.rate * max(near[1], 1e-9) ** (-1.0 / max(slope, 1.0))
-    return min(max(rate, holds.rate / 2.0), holds.rate) if side < 0 else max(min(rate, 2.0 * holds.rate), holds.rate)
 
 
 def _between(holds: TriedRate, broken: TriedRate) -> float:

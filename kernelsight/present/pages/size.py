@@ -82,7 +82,7 @@ def _sureness(probability: float | None) -> str:
 
 
 MOST_SHOWN = 20
-# columns that tell deployments apart, and their costs
+# columns in which deployments differ, and their costs
 NAMED = (
     *"gpus gpu tensor_parallel_size prefill_replicas decode_replicas max_num_batched_tokens instances".split(),
     *("price_per_hour", "cost_per_day", "probability"),
@@ -183,7 +183,7 @@ def asked_lines(question: Mapping[str, Any], axes: Mapping[str, Sequence[str]], 
 
 
 def _named(head: str, rows: Mapping[str, Mapping[str, Any]], short: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return rows of deployments by name with the columns that tell them apart, and their costs."""
+    """Return rows of deployments by name with the columns in which they differ, and their costs."""
     shown = [name for name in NAMED if any(row.get(name) is not None for row in rows.values())]
     return [
         {head: name} | {short.get(column, column): row.get(column) for column in shown} for name, row in rows.items()
