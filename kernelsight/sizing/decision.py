@@ -38,11 +38,6 @@ class Demand(NamedTuple):
     electricity_price: float | None = None
     peak: float = 1.0
 
-    @property
-    def sustained_rate(self) -> float:
-        """The rate that all instances must sustain, with the margin, in the unit of ``rate``."""
-        return ANY_RATE if self.total_gpus is not None else self.rate / (1.0 - self.margin)
-
     def least_cost(self, candidate: Candidate, rate: float) -> float:
         """Return the cost below which a candidate is at no confidence, where one instance has at most ``rate``.
 
@@ -75,13 +70,10 @@ class Option(NamedTuple):
 
     def __str__(self) -> str:
         candidate, rate = self.sized.candidate, number(self.sized.highest.rate, 3)
-        gpus = " and ".join(f"{count * self.instances} × {gpu}" for gpu, count in candidate.gpus.items())
-        parallel_sizes = {short: candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
-        sizes = " ".join(f"{short} {size}" for short, size in parallel_sizes.items() if size > 1 or short == "TP")
-        if candidate.gpus_taken is not None:
-            return f"{', '.join(candidate.gpus)} at {sizes}, {rate} {candidate.unit} an instance"
-        cost = "" if candidate.price is None else f", {number(self.weight, 3)} $/h"
-        return f"{gpus} at {sizes}{cost}, up to {rate} {candidate.unit} each"
+        named = ((short, candidate.flags.get(name)) for name, short in SHORT_SIZES.items())
+        sizes = " ".join(f"{short} {size}" for short, size in named if size)
+        cost = f"{number(self.weight, 3)} {'GPUs' if candidate.price is None else '$/h'}"
+        return f"{', '.join(candidate.gpus)} at {sizes}, {cost}, up to {rate} {candidate.unit} each"
 
     @property
     def weight(self) -> float:

@@ -52,8 +52,8 @@ class SizeSearch:
     """A search of the cheapest deployment for a question; its forked sessions stay open until ``close``.
 
     ``rows``: flags of the deployments that are searched first; ``prospects``, ``options`` and ``left_out``: what can
-    run, and results, by scenario; ``ended``: why it ended early; ``unsupported``: sentences on engines that do not
-    support GPUs. InvalidInput: there is no such deployment.
+    run, and results, by scenario; ``ended``: why it ended early; ``is_stopped``: for good; ``unsupported``: sentences
+    on engines that do not support GPUs. InvalidInput: there is no such deployment.
     """
 
     def __init__(self, session: Session, question: Question, report: Callable[[str], None] | None = None) -> None:
@@ -72,7 +72,8 @@ class SizeSearch:
         self.plans: list[Plan] = []
         self.prospects: dict[str, Prospect] = {}
         self._sure: set[str] = set()
-        self._stopped = False
+        self._varied_below = math.inf  # cost up to which other settings of deployments are among the prospects
+        self.is_stopped = False
         self.ended: str | None = None
         self.options: dict[str, Option] = {}
         self.left_out: dict[str, LeftOut] = {}
@@ -93,7 +94,7 @@ class SizeSearch:
             raise nothing_fits(list(self.left_out.values()), self.plans, self.forks[0])
         self._within(self._allowances[0], lambda: self._search_groups(prospects))
         if self.question.tune:
-            self._within(self._allowances[1], lambda: self._search_variants(prospects))
+            self._within(self._allowances[1], self._search_variants)
         self._within(self._allowances[2], self._make_sure)
         return self.ranked()
 
@@ -104,16 +105,12 @@ class SizeSearch:
         return [prospect for name, prospect in self.prospects.items() if name not in finished]
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether time is over, or the search was interrupted."""
-        return self._stopped
-
-    @property
     def is_complete(self) -> bool:
         """Whether the best is searched in full, and no other deployment, by a bound or a search, can cost less."""
         ranked = self.ranked()
-        only_dearer = not (self._stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY)
-        return only_dearer and not self._cheaper_if_exact() and (not ranked or self.is_sure(ranked[0].sized))
+        is_open = self.is_stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY
+        is_open = is_open or self._varied_below < self._lowest_cost() or self._cheaper_if_exact()
+        return not is_open and (not ranked or self.is_sure(ranked[0].sized))
 
     def least_cost(self, prospect: Prospect) -> float:
         """Return the least that a deployment can cost, by its bound: one instance without a bound."""
@@ -137,18 +134,18 @@ class SizeSearch:
 
     def note_interrupt(self) -> None:
         """Record that a Ctrl-C ended the search, whose results so far are the answer."""
-        self.ended, self._stopped = "it was interrupted", True
+        self.ended, self.is_stopped = "it was interrupted", True
 
     def _within(self, allowance: int, search: Callable[[], None]) -> None:
         """Run one phase of the search until its allowance of requests or the time is spent, or it is interrupted."""
-        if self._stopped:
+        if self.is_stopped:
             return
         self._work.most = self._work.spent + allowance
         try:
             search()
         except SearchEnded as ended:
             self.ended = str(ended)
-            self._stopped = ended.for_good
+            self.is_stopped = ended.for_good
         except KeyboardInterrupt:
             self.note_interrupt()
 
@@ -175,11 +172,12 @@ class SizeSearch:
         """Return what deployments share that are compared among themselves first: their GPUs, and compared values."""
         return (*prospect.candidate.gpus, *(prospect.candidate.flags.get(name) for name in self._compared))
 
-    def _search_variants(self, prospects: Sequence[Prospect]) -> None:
+    def _search_variants(self) -> None:
         """Search step sizes, CUDA graphs and disaggregation of deployments that may be cheaper with them."""
-        most = self._lowest_cost()
+        most = self._varied_below = self._lowest_cost()
+        own = [one for one in self.prospects.values() if one.root is None]
         # what no engine of these GPUs accepts, no other setting of it accepts
-        roots = [one for one in prospects if not (one.is_known and one.search.capacity.alone.lost)]
+        roots = [one for one in own if not (one.is_known and one.search.capacity.alone.lost)]
         roots.sort(key=self.least_cost)
         rows = variants(roots, self._load, lambda root: self._affordable_gpus(root.candidate, most))
         if len(rows) > MOST_VARIANTS:
@@ -302,7 +300,7 @@ class SizeSearch:
         self.options[name] = option
         if before is None or (option.order < before.order and before.sized.candidate != prospect.candidate):
             self._report(f"best so far: {option}")
-        if self._stopped:
+        if self.is_stopped:
             raise KeyboardInterrupt
 
     def _pass_over(self, prospect: Prospect, reason: str, most_rate: float) -> None:
@@ -331,6 +329,8 @@ class SizeSearch:
                 self._search_in_full(best)
             elif best.holds and (reopened := self.still_open()):
                 self._search(reopened, lambda _: self._lowest_cost())
+            elif self._varied_below < self._lowest_cost() < math.inf:
+                self._search_variants()
             elif nearly := self._cheaper_if_exact():
                 self._search_in_full(nearly[0])
             else:

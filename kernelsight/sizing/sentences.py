@@ -115,10 +115,10 @@ def _probability(
 ) -> str:
     """Return the sentence on load and probability, and on a deployment that is cheaper but less probable to hold."""
     option = options[0]
-    goals = " and ".join(map(str, objectives))
+    goals, hold = " and ".join(map(str, objectives)), "hold" if len(objectives) > 1 else "holds"
     if option.probability is None:
-        return f"That is a load of {percent(option.load)}; how surely {goals} hold is not known: a gamble."
-    sentence = f"At that load of {percent(option.load)}, {goals} hold with {_share(option.probability)} probability"
+        return f"That is a load of {percent(option.load)}; how surely {goals} {hold} is not known: a gamble."
+    sentence = f"At that load of {percent(option.load)}, {goals} {hold} with {_share(option.probability)} probability"
     if not option.holds:
         slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
         return f"{sentence}{slow}: a gamble, as no deployment keeps them with {_share(demand.confidence)}."
@@ -230,18 +230,14 @@ def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
     if near:
         nearest = min(near, key=lambda failed: failed.miss)
         miss = f"{percent(nearest.miss - 1.0)} above: {_why(nearest)}"
-        return f"{_none(goals, tried)}; the nearest is {_place(nearest)}, {miss}."
+        return f"{_none(goals, tried)}; the nearest is {flags_place(nearest.flags)}, {miss}."
     failed = list(search.left_out.values())
     if not failed:
         first = min((one.candidate for one in search.not_tried), key=lambda candidate: candidate.weight)
         return f"{_none(goals, tried)}: the search ended before the first, {flags_place(first.flags)}, was tried."
     failed.sort(key=lambda one: one.reason == _why(one))  # what ran before what cannot
-    reasons = dict.fromkeys(f"{_place(one)}: {_why(one)}" for one in failed)
+    reasons = dict.fromkeys(f"{flags_place(one.flags)}: {_why(one)}" for one in failed)
     return f"{_none(goals, tried)}: {'; '.join(list(reasons)[:2])}."
-
-
-def _place(failed: LeftOut) -> str:
-    return flags_place(failed.flags)
 
 
 def flags_place(flags: Mapping[str, Any]) -> str:

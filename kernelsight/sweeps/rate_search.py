@@ -181,15 +181,13 @@ class RateSearch:
             holds, broken = (middle, broken) if middle.verdict.keeps else (holds, middle)
         return holds, broken
 
-    def look(self, rate: float) -> float:
-        """Return the level at a rate by a first look, a short run: the worst latency over its objective."""
-        requests = min(self._least_requests(ROUGH), LONGEST_LOOK)
-        return self._serve(self._allowed(rate), requests, FIRST_SEEDS).verdict.level
-
     def may_keep(self, rate: float) -> bool:
         """Return whether a rate may keep the objectives: by the bound, a first look, and then a short steady run."""
         rate = self._allowed(rate)
-        return rate <= self.capacity.most and self.look(rate) <= LENIENT and self._try(rate, ROUGH).verdict.keeps
+        if rate > self.capacity.most:
+            return False
+        look = self._serve(rate, min(self._least_requests(ROUGH), LONGEST_LOOK), FIRST_SEEDS)
+        return look.verdict.level <= LENIENT and self._try(rate, ROUGH).verdict.keeps
 
     def tried_at(self, rate: float, effort: Effort = FULL) -> TriedRate:
         """Return a rate tried as in a search."""

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.number_format import number, percent
-from kernelsight.present.figures.chart import amount, chart, kind, tips
+from kernelsight.present.figures.chart import amount, chart, tips
 from kernelsight.present.page import Figure, Page, Rows, Table
 from kernelsight.present.pages.evidence import evidence_table
 from kernelsight.scenario import flags
 from kernelsight.scenario.objectives import objectives_of, slo_of
 
-# colours by the probability that all objectives hold; it is not computed for deployments far from the best
-SURENESS = {"90 % or more": "#2c8a57", "50 to 90 %": "#e0b43b", "below 50 %": "#c8553d", "not asked": "#b8c0c8"}
 UNITS = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs"}
 HOURS = {
     "layer": [
@@ -27,58 +25,22 @@ HOURS = {
         "tooltip": tips("hour", "instances", "started", "gpus", asked=".4g"),
     },
 }
-SHOWN = 20
 
 
-def size_figures(rows: Rows, by_confidence: Rows, day: Mapping[str, Any] | None) -> Sequence[Figure]:
-    """Return the cost against the confidence, the bars of the first deployments' costs, and the hours of a day."""
-    name = next((name for name in UNITS if rows[0].get(name) is not None), "gpus")
-    values = [
-        {
-            "name": f"{row['instances']} × {row['gpu']}, TP {row['tensor_parallel_size']} ({rank})",
-            "weight": row[name],
-            "holds": _sureness(row["probability"]),
-            **{field: row[field] for field in ("probability", "load", "instances")},
-        }
-        for rank, row in enumerate(rows[:SHOWN], start=1)
-    ]
-    spec = chart(
-        "bar",
-        {"filter": "isValid(datum.weight)"},
-        x=amount("weight", UNITS[name]),
-        y=kind("name", sort=None, axis={"labelLimit": 320}),
-        color=kind(
-            "holds",
-            "probability",
-            sort=list(SURENESS),
-            scale={"domain": list(SURENESS), "range": list(SURENESS.values())},
-        ),
-        tooltip=tips("name", "instances", weight=".3g", probability=".3g", load=".3g"),
-    )
-    note = f"{len(rows) - SHOWN:,} more deployments are in the table." if len(rows) > SHOWN else ""
+def size_figures(by_confidence: Rows, day: Mapping[str, Any] | None) -> Sequence[Figure]:
+    """Return the cost against the confidence, and the hours of a day."""
+    name = next((name for name in UNITS if by_confidence[0].get(name) is not None), "gpus")
     curve = chart(
-        {"type": "line", "point": True},
+        {"type": "line", "point": True, "interpolate": "step-before"},
         x=amount("confidence", "probability that all objectives hold", scale={"zero": False}),
-        y=amount("weight", UNITS[name]),
-        tooltip=tips("gpu", "gpus", "instances", confidence=".2g", weight=".3g"),
+        y=amount(name, UNITS[name]),
+        tooltip=tips("gpu", "gpus", "instances", confidence=".2g", **{name: ".3g"}),
     )
-    by_confidence = [row | {"weight": row[name]} for row in by_confidence]
-    figures = [
-        Figure("Cost against confidence", "The best of the deployments below.", spec=curve, rows=by_confidence),
-        Figure("What they cost", note, spec=spec, rows=values),
-    ]
+    figures = [Figure("Cost against confidence", "The best of the deployments below.", spec=curve, rows=by_confidence)]
     if day:
         note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."
         figures.append(Figure("The day", note, spec=HOURS, rows=day["hours"]))
     return figures
-
-
-def _sureness(probability: float | None) -> str:
-    """Return the class of SURENESS of a probability; None: it was not computed."""
-    names = list(SURENESS)
-    if probability is None:
-        return names[3]
-    return names[0] if probability >= 0.9 else names[1] if probability >= 0.5 else names[2]
 
 
 MOST_SHOWN = 20
@@ -125,7 +87,7 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str], short: Mapping[
         answer,
         asked=asked_lines(answer["question"], answer["axes"], short),
         sentences=[answer["answer"]],
-        figures=lambda: size_figures(rows, by_confidence, day) if rows else (),
+        figures=lambda: size_figures(by_confidence, day) if by_confidence else (),
         tables=[
             Table(rows=shown, expendable=EXPENDABLE, most=MOST_SHOWN, more="more; -o FILE keeps all", first=True),
             Table(
