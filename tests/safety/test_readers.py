@@ -92,6 +92,7 @@ ALLOWED = {
     "serving/compilation/machine_code.py::_file_digest": OWN,
     "serving/compilation/machine_code.py::numba_version": OWN,
     "serving/compilation/machine_code.py::read_carried": OWN,
+    "serving/compilation/machine_code.py::runs_here": OWN,
     "serving/compilation/machine_code.py::sources_digest": OWN,
     "serving/compilation/entries.py::rules_digest": OWN,
     "serving/load/trace_files.py::_read_csv": GATED,

@@ -1,10 +1,10 @@
 """Entry points of the scheduler: functions that Python calls as machine code, by ctypes and without numba.
 
-Cached machine code is loaded by llvmlite alone; numba is imported only to compile. A function's result and its
-exception are written through two pointers. Code is cached by the digest of an entry point's sources, its bytecode and
-all rules and values that it refers to: comments, docstrings, line numbers, and rules that it does not reach do not
-change it, so that an edit of these compiles nothing again. Numba's own cache cannot do this: it names symbols by the
-order in which a process compiles.
+Code that the package carries is a shared object, which the system loads; cached machine code is loaded by llvmlite, and
+numba is imported only to compile. A function's result and its exception are written through two pointers. Code is
+cached by the digest of an entry point's sources, its bytecode and all rules and values that it refers to: comments,
+docstrings, line numbers, and rules that it does not reach do not change it, so that an edit of these compiles nothing
+again. Numba's own cache cannot do this: it names symbols by the order in which a process compiles.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import hashlib
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import numpy as np
 from kernelsight.errors import RunFailed
 from kernelsight.serving.compilation.arguments import WORDS, take, words_of
 from kernelsight.serving.compilation.machine_code import (
+    SHARED_OBJECT,
     SYMBOL,
     Code,
     EntryKey,
@@ -184,14 +186,12 @@ def _loaded(code: Code, words: str) -> Callable[[list[Any]], Any]:
     """Return a function that calls machine code with words. ValueError: it takes others, or is no machine code."""
     if code.words != words or code.answer not in ANSWERS:
         raise ValueError(f"machine code that takes {code.words} and answers {code.answer}, not {words}")
-    engine = _engine(code.content)
+    address, held = _in_memory(code.content)
     pointers = [ctypes.c_void_p, ctypes.c_void_p]
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *(WORDS[word] for word in words))(
-        engine.get_function_address(SYMBOL)
-    )
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *(WORDS[word] for word in words))(address)
     kind = ANSWERS[code.answer]
 
-    def call(words: list[Any], _held: Any = engine) -> Any:
+    def call(words: list[Any], _held: Any = held) -> Any:
         answer, fault = (kind or ctypes.c_int64)(), ctypes.c_void_p()
         status = function(ctypes.byref(answer), ctypes.byref(fault), *words)
         if status not in (ENDED, ENDED_WITHOUT):
@@ -201,8 +201,18 @@ def _loaded(code: Code, words: str) -> Callable[[list[Any]], Any]:
     return call
 
 
-def _engine(content: bytes) -> Any:
-    """Return LLVM's execution engine with an object file loaded. RuntimeError: ``content`` is none."""
+def _in_memory(content: bytes) -> tuple[int, Any]:
+    """Return the address of the function in an object file, or in a shared object, and what keeps it in memory.
+
+    RuntimeError: ``content`` is neither.
+    """
+    if content.startswith(SHARED_OBJECT):
+        # stays open: the system's loader takes an equal path for the same library
+        handle = os.memfd_create(SYMBOL)
+        with os.fdopen(handle, "wb", buffering=0, closefd=False) as file:
+            file.write(content)
+        library = ctypes.CDLL(f"/proc/self/fd/{handle}")
+        return ctypes.cast(getattr(library, SYMBOL), ctypes.c_void_p).value or 0, library
     from llvmlite import binding as llvm
 
     llvm.initialize_native_target()
@@ -212,4 +222,4 @@ def _engine(content: bytes) -> Any:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(object_file)
     engine.finalize_object()
-    return engine
+    return engine.get_function_address(SYMBOL), engine

@@ -20,6 +20,7 @@ import importlib.util
 import json
 import logging
 import os
+import platform
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -34,9 +35,12 @@ Read = TypeVar("Read")
 ENDING = ".obj"
 # the name of the function in every object file
 SYMBOL = "kernelsight_entry"
-# feature level of carried code, with LLVM's names of what it needs of a processor of that architecture
-ARCHITECTURE, LEVEL = "x86_64", "x86-64-v3"
-NEEDED = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+# system and feature level of carried code, with Linux's names of what it needs of a processor (abm: lzcnt)
+SYSTEM, LEVEL = ("linux", "x86_64"), "x86-64-v3"
+NEEDED = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
+FLAGS = Path("/proc/cpuinfo")
+# how a shared object for that system begins, up to its kind and the architecture
+SHARED_OBJECT = b"\x7fELF\2\1\1" + bytes(9) + b"\3\0>\0"
 # environment variables of numba that select a processor
 PROCESSOR_VARIABLES = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
 LARGEST_FOLDER = 256 * 2**20
@@ -217,9 +221,12 @@ def read_carried(key: str, decode: Callable[[bytes], Read]) -> Read | None:
 
 @cache
 def runs_here() -> bool:
-    """Return whether this machine's processor has the features of carried code."""
-    triple, _, features = machine()
-    return triple.startswith(ARCHITECTURE) and {f"+{name}" for name in NEEDED} <= set(features.split(","))
+    """Return whether this machine's system and processor run carried code."""
+    with contextlib.suppress(OSError):
+        with FLAGS.open(encoding="utf-8", errors="replace") as file:
+            flags = next((line for line in file if line.startswith("flags")), "")
+        return (sys.platform, platform.machine()) == SYSTEM and set(flags.split()) >= NEEDED
+    return False
 
 
 def folders_there() -> list[Path]:

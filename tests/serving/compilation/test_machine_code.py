@@ -179,7 +179,8 @@ def test_what_is_carried_is_of_these_sources() -> None:
 @pytest.mark.skipif(not machine_code.runs_here(), reason="carried code needs a processor of the level x86-64-v3")
 def test_the_first_simulation_in_a_fresh_home_needs_no_compiler(tmp_path: Path) -> None:
     words = "simulate --model qwen3-0.6b --gpu l4 --request-rate 20 --num-prompts 40 --isl 64 --osl 9 --format json"
-    blocked = f"import sys; sys.modules['numba'] = None; from kernelsight.cli.main import main; main({words.split()})"
+    blocked = "import sys; sys.modules |= {'numba': None, 'llvmlite': None}; "
+    blocked += f"from kernelsight.cli.main import main; main({words.split()})"
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     found = subprocess.run(
         [sys.executable, "-c", blocked], env=os.environ | home, cwd=tmp_path, capture_output=True, text=True
@@ -224,14 +225,19 @@ def test_the_key_names_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     machine_code.machine.cache_clear()
 
 
-def test_carried_code_needs_each_feature_of_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = ",".join(f"+{name}" for name in machine_code.NEEDED)
-    for triple, those, runs in (
-        ("x86_64-unknown-linux-gnu", features, True),
-        ("x86_64-unknown-linux-gnu", features.replace("+bmi2", "-bmi2"), False),
-        ("aarch64-unknown-linux-gnu", features, False),
+def test_carried_code_needs_each_feature_of_its_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    flags = sorted(machine_code.NEEDED)
+    here = "linux", "x86_64"
+    for system, those, runs in (
+        (here, flags, True),
+        (here, [name for name in flags if name != "bmi2"], False),
+        (("linux", "aarch64"), flags, False),
+        (("win32", "x86_64"), flags, False),
     ):
-        monkeypatch.setattr(machine_code, "machine", lambda triple=triple, those=those: (triple, "some", those))
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {' '.join(those)} sse\n")
+        monkeypatch.setattr(machine_code, "FLAGS", tmp_path / "cpuinfo")
+        monkeypatch.setattr(machine_code.sys, "platform", system[0])
+        monkeypatch.setattr(machine_code.platform, "machine", lambda system=system: system[1])
         machine_code.runs_here.cache_clear()
         assert machine_code.runs_here() == runs
     monkeypatch.undo()
