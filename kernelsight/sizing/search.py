@@ -72,6 +72,7 @@ class SizeSearch:
         self.plans: list[Plan] = []
         self.prospects: dict[str, Prospect] = {}
         self._sure: set[str] = set()
+        self._not_reached: dict[str, float] = {}  # rates that rough searches may have missed, and long runs refute
         self._varied_below = math.inf  # cost up to which other settings of deployments are among the prospects
         self.is_stopped = False
         self.ended: str | None = None
@@ -109,7 +110,7 @@ class SizeSearch:
         """Whether the best is searched in full, and no other deployment, by a bound or a search, can cost less."""
         ranked = self.ranked()
         is_open = self.is_stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY
-        is_open = is_open or self._varied_below < self._lowest_cost() or self._cheaper_if_exact()
+        is_open = is_open or self._varied_below < self._lowest_cost() or self.cheaper_if_exact()
         return not is_open and (not ranked or self.is_sure(ranked[0].sized))
 
     def least_cost(self, prospect: Prospect) -> float:
@@ -117,8 +118,13 @@ class SizeSearch:
         return self.demand.least_cost(prospect.candidate, min(prospect.bound, NO_BOUND))
 
     def ranked(self) -> list[Option]:
-        """Return the deployments with a rate, the best first."""
-        return sorted(self.options.values(), key=lambda option: option.order)
+        """Return the deployments with a rate, the best first: of equal costs one whose rate was searched in full."""
+
+        def order(option: Option) -> tuple:
+            holds, cost, *others = option.order
+            return holds, cost, not self.is_sure(option.sized), *others
+
+        return sorted(self.options.values(), key=order)
 
     def is_sure(self, sized: Sized) -> bool:
         """Return whether a rate was searched in full; a rough one only shows that a deployment is dearer."""
@@ -324,15 +330,15 @@ class SizeSearch:
     def _make_sure(self) -> None:
         """Search the best in full; then whatever its cost with that rate no longer leaves out."""
         while self.options:
-            best = min(self.options.values(), key=lambda option: option.order)
+            best = self.ranked()[0]
             if not self.is_sure(best.sized):
                 self._search_in_full(best)
             elif best.holds and (reopened := self.still_open()):
                 self._search(reopened, lambda _: self._lowest_cost())
             elif self._varied_below < self._lowest_cost() < math.inf:
                 self._search_variants()
-            elif nearly := self._cheaper_if_exact():
-                self._search_in_full(nearly[0])
+            elif nearly := self.cheaper_if_exact():
+                self._search_if_cheaper(nearly[0])
             else:
                 return
 
@@ -343,14 +349,29 @@ class SizeSearch:
         self._sure.add(option.sized.candidate.scenario_id)
         self._size(option.sized.prospect, rate)
 
-    def _cheaper_if_exact(self) -> list[Option]:
+    def _search_if_cheaper(self, option: Option) -> None:
+        """Search a rate in full, unless one long run shows that it does not reach that from which it is cheaper."""
+        candidate, search = option.sized.candidate, option.sized.prospect.search
+        most = self._lowest_cost() * SAME
+        needed = rate_below(self.demand.least_cost, candidate, most) / self._most_share(option)
+        if needed <= option.sized.highest.rate or search.tried_at(needed, SURE).verdict.keeps:
+            self._search_in_full(option)
+        else:
+            self._not_reached[candidate.scenario_id] = needed * (1.0 - 1e-6)
+
+    def _most_share(self, option: Option) -> float:
+        """Return the most that the share of a rough rate with the confidence may be."""
+        share = option.evidence.chances.share_for(self.demand.confidence)
+        return min(DOUBT * share / (1.0 - self.demand.margin), 1.0)
+
+    def cheaper_if_exact(self) -> list[Option]:
         """Return deployments whose rough rate may be so much too low that they cost clearly less than the best."""
-        most, spare = self._lowest_cost() * SAME, 1.0 - self.demand.margin
+        most = self._lowest_cost() * SAME
         found = []
         for option in self.options.values():
             if option.holds and option.evidence.chances and not self.is_sure(option.sized):
-                share = min(DOUBT * option.evidence.chances.share_for(self.demand.confidence) / spare, 1.0)
-                rate = DOUBT * share * option.sized.highest.rate
+                not_reached = self._not_reached.get(option.sized.candidate.scenario_id, math.inf)
+                rate = min(DOUBT * option.sized.highest.rate, not_reached) * self._most_share(option)
                 found.append((self.demand.least_cost(option.sized.candidate, rate), option.order, option))
         return [option for cost, _, option in sorted(found, key=lambda item: item[:2]) if _is_less(cost, most)]
 

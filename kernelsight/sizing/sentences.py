@@ -259,7 +259,8 @@ def unfinished(search: SizeSearch, demand: Demand, effort: int) -> list[str]:
     if search.is_complete:
         return []
     still_open = [*search.still_open(), *search.not_tried]
-    parts = ["the rate of the first was not searched in full"]
+    nearly = len(search.cheaper_if_exact())
+    parts = [f"{nearly} rough rates may be too low" if nearly else "the rate of the first was not searched in full"]
     if still_open:
         parts = [f"{len(still_open)} deployment{'s are' if len(still_open) > 1 else ' is'} open"]
     if still_open and demand.total_gpus is None:

@@ -117,6 +117,7 @@ def found(*not_tried: float, **left_out: LeftOut) -> Any:
         **{"left_out": left_out, "options": {"a": 1}, "ended": None, "is_stopped": False, "is_complete": False},
         not_tried=[SimpleNamespace(candidate=CANDIDATE, cost=cost) for cost in not_tried],
         still_open=list,
+        cheaper_if_exact=list,
         least_cost=lambda one: one.cost,
     )
 

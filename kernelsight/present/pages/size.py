@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernelsight.files.numbers import read_number
 from kernelsight.number_format import number, percent
 from kernelsight.present.figures.chart import amount, chart, tips
 from kernelsight.present.page import Figure, Page, Rows, Table
@@ -67,6 +68,7 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str], short: Mapping[
         for row in rows
     ]
     not_measured = {row["gpu"]: row["not_measured"] for row in reversed(rows) if row["not_measured"]}
+    not_measured = dict(reversed(not_measured.items()))
     counts = Counter(answer["launch"])
     launch = [
         f"{counts[command]} × {line}" if counts[command] > 1 and not number else line
@@ -136,7 +138,8 @@ def asked_lines(question: Mapping[str, Any], axes: Mapping[str, Sequence[str]], 
     prices = {row["gpu"]: row["price_per_gpu_hour"] for row in question.get("prices") or ()}
     costs = ", ".join(f"{gpu} {number(prices[gpu], 3)} $/h" if gpu in prices else gpu for gpu in question["gpus"])
     costs += "" if prices else ", without prices"
-    searched = (f"{short.get(name, name)} {', '.join(values)}" for name, values in axes.items() if name != "gpu")
+    values_of = {name: [number(read_number(value)) for value in values] for name, values in axes.items()}
+    searched = (f"{short.get(name, name)} {', '.join(values)}" for name, values in values_of.items() if name != "gpu")
     return [
         f"asked: {model or 'the launched model'}, {load}; {', '.join(words)}",
         f"       {goals} with {percent(question['confidence'])} probability; {costs}",
