@@ -18,7 +18,7 @@ LEVELS = {
     "transfer": "`transfer`: constants of other groups",
     "shipped": "`shipped`: one set for all groups, fitted on the fitting fifth of all groups, the scored one included",
     "group": "`group`: calibrated: constants and one factor on kernels from the group's own fitting runs",
-    "none": "`none`: nothing fitted; host times from published measurements of their parts (table `host_priors`)",
+    "none": "`none`: nothing fitted; host times from published measurements of their parts (`benches/evaluation/runs/host_priors.csv`)",
 }
 PEER_INPUTS = {
     "peer": "AIConfigurator 0.12, launch flags that it supports (mean lengths, KV format)",

@@ -44,12 +44,8 @@ def fitted() -> str:
             f"{sglang['per_request_us']} and {sglang['step_base_us']} µs, {trtllm['per_request_us']} and {trtllm['step_base_us']} µs, hidden; from their sources and published measurements of parts, not fitted",
         ],
         [
-            "each kernel outside CUDA graphs: in every step with prompts on TensorRT-LLM and on SGLang before 0.5.10, above the captured sizes on vLLM",
+            "each launch outside CUDA graphs, those inside experts and attention included (`node_launches`): in every step with prompts on TensorRT-LLM and on SGLang before 0.5.10, above the captured sizes on vLLM",
             f"{vllm['per_eager_launch_us']} µs of host time, parallel to the GPU",
-        ],
-        [
-            "the same for models with latent attention (DeepSeek-V3, Kimi, GLM-5), whose prompts take more operations",
-            f"{vllm['latent_launch_us']} µs more",
         ],
         [
             "each request: HTTP, queues, first response",

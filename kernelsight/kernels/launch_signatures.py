@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ def signatures_of(
     step_shapes: pa.Table,
     sharded_layers: pa.Table,
     layer_weights: pa.Table,
+    layer_launches: pa.Table,
     gpu_formats: pa.Table,
     *,
     read: Reader,
@@ -43,7 +45,8 @@ def signatures_of(
         contents = pa.nulls(len(names), pa.string())
         return pa.table({"deployment_id": names, "signature_id": names, "content": contents})
     words = set(re.findall(r"\w+", " ".join(map(read.query_of, read.tables)))) - {"deployment_id", "gpu"}
-    launch_keys = _launch_keys(deployment_settings, sharded_layers, layer_weights, gpu_formats, {*words, *PRICED_BY})
+    layers = (sharded_layers, layer_weights, layer_launches.filter(layer_launches["apart"]))
+    launch_keys = _launch_keys(deployment_settings, layers, gpu_formats, {*words, *PRICED_BY})
     runs = pc.run_end_encode(step_shapes["deployment_id"].combine_chunks())
     stops = runs.run_ends.to_numpy()
     columns = [step_shapes[name].combine_chunks() for name in ("part", "x", "y", "step_shape_id")]
@@ -77,15 +80,15 @@ def launched_families(settings: pa.Table, sharded_layers: pa.Table, layer_weight
 
 
 def _launch_keys(
-    settings: pa.Table, sharded_layers: pa.Table, layer_weights: pa.Table, gpu_formats: pa.Table, read: set[str]
+    settings: pa.Table, tables: Sequence[pa.Table], gpu_formats: pa.Table, read: set[str]
 ) -> dict[str, tuple]:
     """Return by deployment the rows that its calls follow from and are priced by, without its GPU and step shapes.
 
-    ``read``: columns of ``deployment_settings``, and tables, that lowering queries name.
+    ``tables``: of layers. ``read``: columns of ``deployment_settings``, and tables, that lowering queries name.
     """
     chosen = settings.select([name for name in settings.column_names if name in read])
     formats = _rows_by(gpu_formats, "gpu") if "gpu_formats" in read else {}
-    layers = [_rows_by(table, "deployment_id", {"gpu"}) for table in (sharded_layers, layer_weights)]
+    layers = [_rows_by(table, "deployment_id", {"gpu"}) for table in tables]
     rows = zip(settings["deployment_id"].to_pylist(), settings["gpu"].to_pylist(), chosen.to_pylist(), strict=True)
     return {
         name: (tuple(row.values()), formats.get(gpu), *(rows_of.get(name) for rows_of in layers))

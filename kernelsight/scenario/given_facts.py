@@ -118,9 +118,8 @@ def give_host_overheads(session: Session, path: Path) -> None:
 
     Missing columns are taken from the engine's newest row and keep its ``assumed``; a row with every figure counts as
     measured, on the CPU that serves, and as exact unless it states its step_log_sd. Terms that refine a stated figure
-    are 0 unless stated: with request_us those of tokens, with per_eager_launch_us those of latent attention
-    and FP8 products, with per_request_us that of requests of other stages; with exposed_per_request_us all requests
-    cost the same.
+    are 0 unless stated: with request_us those of tokens, with per_request_us that of requests of other stages; with
+    exposed_per_request_us all requests cost the same.
     InvalidInput: the file cannot be read, or a value is invalid.
     """
     columns = session.graph.known("host_overheads").columns
@@ -143,8 +142,6 @@ def give_host_overheads(session: Session, path: Path) -> None:
             fields = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0} | fields
         if "per_request_us" in fields:
             fields = {"per_active_us": 0.0} | fields
-        if "per_eager_launch_us" in fields:
-            fields = {"latent_launch_us": 0.0, "fp8_dispatch_us": 0.0} | fields
         if "exposed_per_request_us" in fields:
             fields = {"exposed_requests_half": None} | fields
         defaults = {"from_version": "0", "source": f"given in {path.name}", "assumed": None, SPREAD: None}

@@ -1,5 +1,5 @@
 -- Host overhead of each deployment: the engine's latest row up to the deployment's version, or its newest row if no version is stated
--- Additions: launches of latent attention (MLA), and the stated delay of requests. Times of Python and PyTorch scale with the CPU;
+-- Additions: launches inside nodes (layer_launches), and the stated delay of requests. Times of Python and PyTorch scale with the CPU;
 -- gaps between kernels belong to the GPU, and times from log_corrections were measured.
 with held as (
   select
@@ -28,16 +28,14 @@ agreed as (
   qualify row_number() over (
     partition by deployments.deployment_id order by holding_version(known.from_version, deployments.engine_version) desc) = 1
 ),
--- products of FP8 weights with static scales, of attention and of dense layers
-products as (
-  select
-    deployment_id,
-    models.layer_count * (case when settings.attention_format = 'fp8' then 2 else 0 end + case when settings.ffn_format = 'fp8'
-      and models.experts is null then 2 else 0 end) as count
-  from deployment_settings as settings
-  join models using (model)
-  join gpus using (gpu)
-  where settings.activation_scales = 'static' and try_cast(gpus.compute_capability as double) between 10 and 11
+-- operations outside CUDA graphs that are no calls: those inside nodes, of which the node's call counts as one
+inner_launches as (
+  select deployment_id, sum(launches)::bigint as launches, sum(host_us) as host_us
+  from (
+    select deployment_id, sum(operations) filter (where not apart) - max(case when swept then nodes else 0 end) as launches, sum(host_us) as host_us
+    from layer_launches group by deployment_id, layer_kind, node
+  )
+  group by deployment_id
 ),
 added as (
   select
@@ -57,10 +55,10 @@ select
   per_request_us / cpu_speed as per_request_us,
   per_token_us / cpu_speed as per_token_us,
   per_captured_launch_us / cpu_speed as per_captured_launch_us,
-  models.kv_lora_rank is not null as latent_attention,
   models.experts is not null as experts,
-  (per_eager_launch_us + case when latent_attention then coalesce(latent_launch_us, 0) else 0 end) / cpu_speed as per_eager_launch_us,
-  coalesce(fp8_dispatch_us * products.count, 0) / cpu_speed as eager_dispatch_us,
+  per_eager_launch_us / cpu_speed as per_eager_launch_us,
+  coalesce(inner_launches.launches, 0) as inner_launches,
+  coalesce(inner_launches.host_us, 0) / cpu_speed as eager_dispatch_us,
   -- attention, its KV write, and the graph of the remaining kernels
   3 * models.layer_count as piecewise_launches,
   coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
@@ -82,7 +80,7 @@ select
 from held
 join models using (model)
 join gpus using (gpu)
-left join products using (deployment_id)
+left join inner_launches using (deployment_id)
 left join added using (deployment_id)
 left join agreed using (deployment_id)
 -- versions older than every row use the oldest row

@@ -18,6 +18,9 @@ gates as (
   -- gated norm on the output of the delta net: reads output and gate, writes one
   select deployment_id, layer_kind, 'linear_gate', count, heads * linear_value_head_dim, true, 0
   from layers where attention = 'linear'
+  union all
+  -- kernels inside other nodes that their sweeps do not hold, such as the router's choice of experts
+  select deployment_id, layer_kind, launch, count, columns, false, 0 from layer_launches where apart
 )
 select
   gates.deployment_id,

@@ -12,3 +12,5 @@ create macro holding_version(from_version, version) as
 create macro is_of_versions(version, from_version, before_version) as
   holding_version(from_version, version) is not null
   and (before_version is null or holding_version(before_version, version) is null);
+-- whether a row's list of words, separated by spaces, names a word; *: any
+create macro is_listed(word, words) as words = '*' or coalesce(list_contains(string_split(words, ' '), word), false);

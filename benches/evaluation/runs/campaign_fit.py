@@ -94,13 +94,10 @@ class EngineHost(NamedTuple):
     def host(self, row: Mapping[str, Any]) -> dict[str, float]:
         """Return the replaced columns of a row of ``host_settings``, us.
 
-        Latent attention adds a prior to launches. A stated delay is left out: recipes fit it on their campaign.
+        A stated delay is left out: recipes fit it on their campaign.
         """
         engine_loop = loop_of(row["engine"], row["from_version"])
-        columns = {column: value for (loop, column), value in self.values.items() if loop == engine_loop}
-        if row["latent_attention"] and LAUNCHES in columns:
-            columns[LAUNCHES] += priors()["latent_launch_us"]
-        return columns
+        return {column: value for (loop, column), value in self.values.items() if loop == engine_loop}
 
 
 PRIOR = {(constant.loop, constant.column): constant.prior for constant in CONSTANTS}

@@ -19,15 +19,13 @@ from kernelsight.laboratory.runs.host_constants import Constants, a_priori
 from kernelsight.laboratory.runs.responses import Response, means_of
 
 Pair = tuple[Any, Response]
-LAUNCHES_US = (0.0, 4.0, 8.0, 15.0, 25.0, 35.0, 45.0, 55.0, 65.0, 75.0, 90.0, 110.0)
 # grid of each constant
 CHOICES: dict[str, tuple[float, ...]] = {
     "pace": tuple(round(math.exp(0.05 * number), 3) for number in range(-12, 13)),
     "gap": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0),
     "per_request_us": (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 50.0, 60.0, 90.0, 120.0),
     "request_ms": (0.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 160.0, 200.0),
-    "eager_launch_us": LAUNCHES_US,
-    "latent_launch_us": LAUNCHES_US,
+    "eager_launch_us": (0.0, 4.0, 8.0, 15.0, 25.0, 35.0, 45.0, 55.0, 65.0, 75.0, 90.0, 110.0),
     "per_prompt_token_us": (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0),
 }
 HOST = tuple(name for name in CHOICES if name not in ("pace", "gap"))
@@ -36,7 +34,7 @@ OF_GROUP = ("pace", "gap", "per_request_us", "request_ms", "eager_launch_us", "p
 # prior spread of a group's constants around those of all (pace: logarithmic); PULL: weight of the penalty
 SPREADS = {
     **{"pace": 0.1, "gap": 1.0, "per_request_us": 20.0, "request_ms": 40.0, "eager_launch_us": 20.0},
-    **{"latent_launch_us": 20.0, "per_prompt_token_us": 4.0},
+    "per_prompt_token_us": 4.0,
 }
 PULL = 0.05
 # larger errors do not come from host time

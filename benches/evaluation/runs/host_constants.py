@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelsight.catalog.tables import facts
-
+# published host times of parts, with their sources
+HOST_PRIORS = Path(__file__).with_name("host_priors.csv")
 # number of running requests at which each costs half of ``per_request_us``
 REQUESTS_HALF = 64.0
 
@@ -16,10 +18,9 @@ class Constants(NamedTuple):
     """Host times by cause, the same for every engine and model, and a factor (``pace``) on the kernels of a group.
 
     ``per_request_us``: per running request and step; n requests count as n / (1 + n / ``REQUESTS_HALF``).
-    ``gap``: factor on the published idle time between two kernels. ``eager_launch_us``: host time of each kernel
-    launched outside CUDA graphs, ``latent_launch_us`` more with latent attention; it overlaps the kernels: such a step
-    takes the longer of the two. ``request_ms``: per request, beside ``delay`` times the delay that a deployment states,
-    which recipes fit; ``per_prompt_token_us``: tokenisation.
+    ``gap``: factor on the published idle time between two kernels. ``eager_launch_us``: host time of each launch
+    outside CUDA graphs; it overlaps the kernels: such a step takes the longer of the two. ``request_ms``: per request,
+    beside ``delay`` times the delay that a deployment states, which recipes fit; ``per_prompt_token_us``: tokenisation.
     """
 
     per_request_us: float
@@ -27,7 +28,6 @@ class Constants(NamedTuple):
     pace: float = 1.0
     gap: float = 1.0
     eager_launch_us: float = 0.0
-    latent_launch_us: float = 0.0
     per_prompt_token_us: float = 0.0
     delay: float = 1.0
 
@@ -37,11 +37,10 @@ class Constants(NamedTuple):
         A closed loop scales with its unit of time: slowing kernels by ``pace`` is equivalent to dividing host times by
         ``pace`` and multiplying all resulting times by it.
         """
-        launch_us = self.eager_launch_us + (self.latent_launch_us if row["latent_attention"] else 0.0)
         return {
             "step_exposed_us": 0.0,
             "launch_gap_us": row["launch_gap_us"] * self.gap / self.pace,
-            "per_eager_launch_us": launch_us / self.pace,
+            "per_eager_launch_us": self.eager_launch_us / self.pace,
             "exposed_per_request_us": self.per_request_us / self.pace,
             "exposed_requests_half": REQUESTS_HALF,
             "request_us": (1000.0 * self.request_ms + self.delay * row["request_delay_us"]) / self.pace,
@@ -50,13 +49,13 @@ class Constants(NamedTuple):
 
 
 def priors() -> dict[str, float]:
-    """Return the published host times of ``host_priors`` by constant, us.
+    """Return the published host times of ``host_priors.csv`` by constant, us.
 
     >>> sorted(priors())
-    ['latent_launch_us', 'per_eager_launch_us', 'per_prompt_token_us', 'request_us']
+    ['per_eager_launch_us', 'per_prompt_token_us', 'request_us']
     """
-    table = facts("host_priors")
-    return dict(zip(table["constant"].to_pylist(), table["value"].to_pylist(), strict=True))
+    with HOST_PRIORS.open(encoding="utf-8", newline="") as file:
+        return {row["constant"]: float(row["value"]) for row in csv.DictReader(file)}
 
 
 @cache
@@ -67,7 +66,6 @@ def a_priori() -> Constants:
         0.0,
         prior_constants["request_us"] / 1000.0,
         eager_launch_us=prior_constants["per_eager_launch_us"],
-        latent_launch_us=prior_constants["latent_launch_us"],
         per_prompt_token_us=prior_constants["per_prompt_token_us"],
         delay=0.0,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,8 @@ class Response(NamedTuple):
     """Mean TTFT and TPOT of a run on the grid of host times, ms, shape [steps, requests, launches].
 
     ``running``: mean number of running requests; ``prompt_tokens``: mean prompt length (0: natural text, whose
-    tokenisation time is 0); ``gaps_ms``: gaps between the kernels of a forward pass; ``latent``: 1 for latent
-    attention. Of many runs, every field has a first axis of runs.
+    tokenisation time is 0); ``gaps_ms``: gaps between the kernels of a forward pass. Of many runs, every field has a
+    first axis of runs.
     """
 
     ttft_ms: np.ndarray
@@ -46,7 +46,6 @@ class Response(NamedTuple):
     running: float | np.ndarray
     prompt_tokens: float | np.ndarray
     gaps_ms: float | np.ndarray
-    latent: float | np.ndarray = 0.0
 
     @classmethod
     def together(cls, responses: Sequence[Response]) -> Response:
@@ -79,7 +78,10 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
     session.compute("step_costs", "load_requests")
     host_settings = session.table("host_settings")
     launches = {row["deployment_id"]: float(row["launches"]) for row in session.query(LAUNCHES_QUERY).to_pylist()}
-    traits = {row["deployment_id"]: _traits(row, launches) for row in host_settings.to_pylist()}
+    gaps_ms = {
+        row["deployment_id"]: row["launch_gap_us"] * launches.get(row["deployment_id"], 0.0) / 1000.0
+        for row in host_settings.to_pylist()
+    }
     deployment_of = {row["scenario_id"]: row["deployment_id"] for row in part.scenarios}
     shape = tuple(len(points) for points in GRID)
     means: dict[str, np.ndarray] = {}
@@ -105,15 +107,9 @@ def _responses(session: Session, part: Partition) -> dict[str, Response]:
                 run_means = means.setdefault(name, np.full((2, *shape), np.nan))
                 run_means[:, *grid_point] = row["ttft_mean_ms"], row["tpot_mean_ms"]
     return {
-        name: Response(*metric_means, *loads[name], *traits[deployment_of[name]])
+        name: Response(*metric_means, *loads[name], gaps_ms[deployment_of[name]])
         for name, metric_means in means.items()
     }
-
-
-def _traits(row: dict[str, Any], launches: dict[str, float]) -> tuple[float, float]:
-    """Return ``gaps_ms`` and ``latent`` of a deployment; see Response."""
-    gaps_ms = row["launch_gap_us"] * launches.get(row["deployment_id"], 0.0) / 1000.0
-    return gaps_ms, float(row["latent_attention"])
 
 
 def means_of(runs: Response, constants: Constants) -> np.ndarray:
@@ -126,7 +122,7 @@ def means_of(runs: Response, constants: Constants) -> np.ndarray:
     running = runs.running / (1.0 + runs.running / REQUESTS_HALF)
     step_ms = constants.gap * runs.gaps_ms + constants.per_request_us * running / 1000.0
     request_ms = constants.request_ms + constants.per_prompt_token_us * runs.prompt_tokens / 1000.0
-    launch_us = constants.eager_launch_us + constants.latent_launch_us * runs.latent
+    launch_us = np.full_like(running, constants.eager_launch_us)
     intervals = [
         _grid_interval(grid, value / constants.pace)
         for grid, value in zip(GRID, (step_ms, request_ms, launch_us), strict=True)

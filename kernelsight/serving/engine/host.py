@@ -88,7 +88,8 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     half = overhead["exposed_requests_half"]
     return Host(
         overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
-        overhead["per_token_us"], launch_us * launches + overhead["eager_dispatch_us"], overhead["request_us"],
+        overhead["per_token_us"],
+        launch_us * (launches + overhead["inner_launches"]) + overhead["eager_dispatch_us"], overhead["request_us"],
         overhead["overlapped"] and deployment["async_scheduling"], decodes,
         overhead["per_captured_launch_us"] * launches, gap_us, overhead["exposed_per_request_us"],
         overhead["per_prompt_token_us"],

@@ -8,7 +8,6 @@ import pytest
 from kernelsight.evaluation.runs.campaigns import METRICS, campaign_scores, compared, scored_of_campaigns, spread_runs
 from kernelsight.evaluation.runs.run_scores import is_fitting
 from kernelsight.laboratory.runs.campaign_fit import CONSTANTS, LAUNCHES, PRIOR, EngineHost, fit_over_campaigns
-from kernelsight.laboratory.runs.host_constants import priors
 
 RUN = {"campaign": "mine", "engine": "vllm", "model": "m", "gpu": "g", "tp": 1, "ttft_ms": 100.0, "tpot_ms": None}
 KEY = ("vllm", "request_us")
@@ -84,12 +83,11 @@ def test_the_campaign_that_is_left_out_decides_nothing() -> None:
 def test_constants_are_those_of_the_engine() -> None:
     host = EngineHost({("vllm", "request_us"): 1.0, ("sglang", "request_us"): 2.0, ("sglang", LAUNCHES): 30.0})
 
-    def of(engine: str, from_version: str, latent: bool = False, delay_us: float = 0.0) -> dict[str, float]:
-        row = {"engine": engine, "from_version": from_version, "latent_attention": latent}
+    def of(engine: str, from_version: str, delay_us: float = 0.0) -> dict[str, float]:
+        row = {"engine": engine, "from_version": from_version}
         return host.host(row | {"request_delay_us": delay_us})
 
     assert of("sglang", "0.5.6") == {"request_us": 2.0, LAUNCHES: 30.0}
-    assert of("sglang", "0.5.6", latent=True)[LAUNCHES] == 30.0 + priors()["latent_launch_us"]
-    assert of("vllm", "0.10", latent=True) == {"request_us": 1.0}
+    assert of("vllm", "0.10") == {"request_us": 1.0}
     assert of("vllm", "0.10", delay_us=160.0) == {"request_us": 1.0}  # a delay that a recipe fits on the campaign
     assert of("vllm", "0.14") == of("trtllm", "0") == {}

@@ -76,7 +76,7 @@ def test_a_stated_delay_counts_but_where_nothing_is_fitted(level: str, delay_us:
     run = RUN | {"ttft_ms": 10.0, "tpot_ms": 10.0}
     pairs = [run | {"gpu": gpu} for gpu in ("l4", "h100_sxm")], [Response(times_ms, times_ms, 1.0, 1.0, 0.0)] * 2
     constants = constants_of(level, [run], *pairs)[group_of(run)]
-    row = {"latent_attention": False, "launch_gap_us": 1.0}
+    row = {"launch_gap_us": 1.0}
     delayed, plain = (constants.host(row | {"request_delay_us": value})["request_us"] for value in (160.0, 0.0))
     assert delayed - plain == pytest.approx(delay_us)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,25 +11,23 @@ import pytest
 from kernelsight.evaluation.runs.simulate_runs import with_host
 from kernelsight.laboratory.runs.constants import constants_of
 from kernelsight.laboratory.runs.fit_host import fit, fit_near, loss
-from kernelsight.laboratory.runs.host_constants import REQUESTS_HALF, Constants, a_priori
+from kernelsight.laboratory.runs.host_constants import HOST_PRIORS, REQUESTS_HALF, Constants, a_priori, priors
 from kernelsight.laboratory.runs.responses import GRID, Response, means_of
 
-TRUTH = Constants(30.0, 20.0, eager_launch_us=45.0, latent_launch_us=35.0, per_prompt_token_us=4.0)
+TRUTH = Constants(30.0, 20.0, eager_launch_us=45.0, per_prompt_token_us=4.0)
 NOTHING = Constants(0.0, 0.0)
 # time of each of 50 running requests of which 20 us are seen
 TWENTY = 20.0 * (1.0 + 50.0 / REQUESTS_HALF)
 
 
-def response(
-    base_ms: float, running: float, prompt_tokens: float = 1000.0, gaps_ms: float = 0.0, **traits: float
-) -> Response:
+def response(base_ms: float, running: float, prompt_tokens: float = 1000.0, gaps_ms: float = 0.0) -> Response:
     """Return a run whose TPOT is the step, and whose TTFT is three steps, 100 launches and the request.
 
     One step in 1000 / running has a prompt, and its launches.
     """
     step, request, launch = np.meshgrid(*GRID, indexing="ij")
     ttft = 3 * (base_ms + step) + request + 0.1 * launch
-    return Response(ttft, base_ms + step + 0.1 * launch * running / 1000.0, running, prompt_tokens, gaps_ms, **traits)
+    return Response(ttft, base_ms + step + 0.1 * launch * running / 1000.0, running, prompt_tokens, gaps_ms)
 
 
 def means_at(found: Response, at: Constants) -> tuple[float, float]:
@@ -45,8 +45,8 @@ def run_of(found: Response, at: Constants, **names: object) -> dict:
 def world(at: Constants, **names: object) -> list[tuple[dict, Response]]:
     """Return runs of models of different size under different load."""
     loads = [(2.0, 8000.0), (30.0, 200.0), (100.0, 2000.0)]
-    models = [(3.0, 0.3, 0.0), (8.0, 1.2, 1.0), (20.0, 0.9, 0.0)]
-    found = [response(base, *load, gaps_ms, latent=latent) for base, gaps_ms, latent in models for load in loads]
+    models = [(3.0, 0.3), (8.0, 1.2), (20.0, 0.9)]
+    found = [response(base, *load, gaps_ms) for base, gaps_ms in models for load in loads]
     return [(run_of(one, at, **names), one) for one in found]
 
 
@@ -66,26 +66,18 @@ def test_means_are_read_between_the_simulated_points() -> None:
     assert means_at(found, Constants(12.0 * TWENTY, 300.0)) == pytest.approx((3 * 17.0 + 300.0, 17.0))
 
 
-def test_latent_attention_has_what_it_adds() -> None:
-    at = Constants(0.0, 10.0, eager_launch_us=20.0, latent_launch_us=30.0)
-    plain, latent = (means_at(response(5.0, 50.0, **kind), at) for kind in ({}, {"latent": 1.0}))
-    assert plain == pytest.approx((15.0 + 10.0 + 2.0, 5.1))
-    assert latent == pytest.approx((15.0 + 10.0 + 5.0, 5.25))
-
-
 def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
     # kernels take 1.2 times as long, host time what is stated
     slow = response(5.0, 50.0, gaps_ms=0.5)
     assert means_at(slow, Constants(TWENTY, 7.5, 1.2)) == pytest.approx((3 * 7.5 + 7.5, 7.5))
     figures = ("launch_gap_us", "request_us", "request_delay_us", "per_eager_launch_us", "per_prompt_token_us")
     schema = pa.schema(
-        [("deployment_id", pa.string()), ("engine", pa.string()), ("latent_attention", pa.bool_())]
+        [("deployment_id", pa.string()), ("engine", pa.string())]
         + [("step_exposed_us", pa.float64()), ("exposed_per_request_us", pa.float64())]
         + [(name, pa.float64()) for name in figures]
     )
     plain = {
         "engine": "vllm",
-        "latent_attention": False,
         "request_us": 1.0,
         "request_delay_us": 0.0,
         "per_prompt_token_us": 5.0,
@@ -94,10 +86,10 @@ def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
     rows = [
         plain | {"deployment_id": "a"},
         plain | {"deployment_id": "b"},
-        plain | {"deployment_id": "c", "latent_attention": True, "request_delay_us": 12000.0},
+        plain | {"deployment_id": "c", "request_delay_us": 12000.0},
         plain | {"deployment_id": "d"},
     ]
-    at = Constants(24.0, 6.0, 1.2, 2.4, 60.0, 30.0, 3.0)
+    at = Constants(24.0, 6.0, 1.2, 2.4, 60.0, 3.0)
     given = with_host(
         pa.Table.from_pylist(rows, schema=schema),
         lambda row: at.host(row) if row["deployment_id"] in "ac" else None,
@@ -106,8 +98,8 @@ def test_slower_kernels_are_the_same_run_in_another_unit_of_time() -> None:
     a, b, c, d = given.to_pylist()
     assert (a["launch_gap_us"], a["exposed_per_request_us"]) == pytest.approx((2.6, 20.0))
     assert (a["per_eager_launch_us"], a["per_prompt_token_us"], a["request_us"]) == pytest.approx((50.0, 2.5, 5000.0))
-    # latent attention, and a stated delay of requests, which scales with the unit of time
-    assert (c["per_eager_launch_us"], c["request_us"]) == pytest.approx((75.0, 15000.0))
+    # a stated delay of requests scales with the unit of time
+    assert c["request_us"] == pytest.approx(15000.0)
     assert (b["request_us"], b["per_prompt_token_us"]) == (1.0, 5.0)  # what has no constants stays as it is
     assert d["per_prompt_token_us"] == 0.0  # prose
 
@@ -127,7 +119,6 @@ def test_a_group_finds_its_pace_and_a_few_runs_stay_near_the_others() -> None:
     near = fit_near([(run, response(8.0, 30.0))], TRUTH)
     assert near.pace > 1.0
     assert near.per_request_us == TRUTH.per_request_us
-    assert near.latent_launch_us == TRUTH.latent_launch_us
 
 
 def test_one_run_that_is_far_off_moves_nothing() -> None:
@@ -161,3 +152,10 @@ def test_each_level_takes_the_runs_that_it_may() -> None:
     assert loss(world(TRUTH, model="b"), transfer[groups["b"]]) < 0.03
     assert loss(world(other, model="b"), transfer[groups["a"]]) < loss(world(other, model="b"), everyone[few])
     assert transfer["d", "h100_sxm", "vllm", None] == everyone[few]
+
+
+def test_published_times_have_an_interval_and_a_source() -> None:
+    with HOST_PRIORS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["constant"] for row in rows} == set(priors())
+    assert all(float(row["low"]) < float(row["value"]) <= float(row["high"]) and row["source"] for row in rows)
