@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.errors import InvalidInput, nearest, unknown
 from kernelsight.files.numbers import is_number
-from kernelsight.scenario.gpu_names import find_gpu
 from kernelsight.searching.arrays import SpaceArrays
 
 POLICIES = ("random", "order", "greedy", "selective")
