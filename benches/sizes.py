@@ -316,7 +316,7 @@ def main_round_trip(cases: int, seed: int) -> dict[str, Any]:
                     found[f"{form} {outcome}"] += 1
                     if outcome != "same":
                         print(number, form, outcome, json.dumps(flags), flush=True)
-    print(json.dumps({"deployments": seen, **dict(sorted(found.items()))}))
+        print(json.dumps({"question": number, "deployments": seen, **dict(sorted(found.items()))}), flush=True)
     return {"cases": cases, "seed": seed, "deployments": seen, **found}
 
 

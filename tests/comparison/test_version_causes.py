@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.comparison.log_changes import _setting_causes
+from kernelsight.comparison.signature_causes import with_kernels
 from kernelsight.comparison.verdict import cause_sentence
-from kernelsight.comparison.version_causes import with_kernels
 from kernelsight.session import connect
 
 MIXTRAL = {"model": "mixtral-8x7b-v0.1", "gpu": "h200_sxm", "tensor_parallel_size": 8, "max_concurrency": 1}

@@ -8,39 +8,25 @@ from typing import Any
 
 from kernelsight.files.numbers import read_number
 from kernelsight.number_format import number, percent
-from kernelsight.present.figures.chart import amount, chart, tips
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure, Page, Rows, Table
 from kernelsight.present.pages.evidence import evidence_table
 from kernelsight.scenario import flags
 from kernelsight.scenario.objectives import objectives_of, slo_of
 
 UNITS = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs"}
-HOURS = {
-    "layer": [
-        chart({"type": "bar", "color": "#9dbbd8"}, y=amount("instances", "instances")),
-        chart({"type": "line", "color": "#e07b39", "interpolate": "monotone"}, y=amount("asked", "asked for")),
-    ],
-    "resolve": {"scale": {"y": "independent"}},
-    "encoding": {
-        "x": {"field": "hour", "type": "ordinal", "title": "hour of the day"},
-        "tooltip": tips("hour", "instances", "started", "gpus", asked=".4g"),
-    },
-}
 
 
 def size_figures(by_confidence: Rows, day: Mapping[str, Any] | None) -> Sequence[Figure]:
-    """Return the cost against the confidence, and the hours of a day."""
+    """Return the cost against the confidence, or the GPUs without prices, and the hours of a day."""
     name = next((name for name in UNITS if by_confidence[0].get(name) is not None), "gpus")
-    curve = chart(
-        {"type": "line", "point": True, "interpolate": "step-before"},
-        x=amount("confidence", "probability that all objectives hold", scale={"zero": False}),
-        y=amount(name, UNITS[name]),
-        tooltip=tips("gpu", "gpus", "instances", confidence=".2g", **{name: ".3g"}),
-    )
-    figures = [Figure("Cost against confidence", "The best of the deployments below.", spec=curve, rows=by_confidence)]
+    costs, the_day = figures_of("size").values()
+    encoding = costs.spec["encoding"]
+    spec = costs.spec | {"encoding": encoding | {"y": encoding["y"] | {"title": UNITS[name]}}}
+    figures = [costs._replace(spec=spec, rows=[row | {"weight": row[name]} for row in by_confidence])]
     if day:
         note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."
-        figures.append(Figure("The day", note, spec=HOURS, rows=day["hours"]))
+        figures.append(the_day._replace(note=note, rows=day["hours"]))
     return figures
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.evaluation.runs.campaigns import METRICS, campaign_scores, compared, scored_of_campaigns, spread_runs
+from kernelsight.evaluation.runs.campaigns import METRICS, campaign_scores, compared, scored_of_campaigns
 from kernelsight.evaluation.runs.run_scores import is_fitting
 from kernelsight.laboratory.runs.campaign_fit import CONSTANTS, LAUNCHES, PRIOR, EngineHost, fit_over_campaigns
+from kernelsight.laboratory.runs.run_classes import spread_runs
 
 RUN = {"campaign": "mine", "engine": "vllm", "model": "m", "gpu": "g", "tp": 1, "ttft_ms": 100.0, "tpot_ms": None}
 KEY = ("vllm", "request_us")
