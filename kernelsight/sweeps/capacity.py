@@ -60,8 +60,8 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
 
     def bound() -> Capacity:
         highest = CAUTION * max(best, throughput)
-        if scenario["request_rate"]:
-            return Capacity(alone, highest, None, max(best, throughput))
+        if scenario["request_rate"]:  # of conversations, whose turns are requests
+            return Capacity(alone, highest / (scenario["num_turns"] or 1), None, max(best, throughput))
         in_flight = CAUTION * level
         if level >= seats:
             held = trials.requests_in_cache(scenario_id, tokens / (scenario["num_turns"] or 1))

@@ -120,14 +120,13 @@ def asked_lines(question: Mapping[str, Any], axes: Mapping[str, Sequence[str]], 
     flags_set = dict(question["flags"])
     model, *lengths = (flags_set.pop(name, None) for name in ("model", "input_len", "output_len"))
     rate, users, total = (question.get(name) for name in ("rate", "users", "total_gpus"))
-    amounts = {"users": users, "requests/s": rate, "GPUs": total}
+    unit = "users" if users else "conversations/s" if question["flags"].get("num_turns", 1) > 1 else "requests/s"
+    amounts = {unit: users or rate, "GPUs": total}
     load = next(
         (f"{number(value)} {unit}" for unit, value in amounts.items() if value is not None), "the hours of a day"
     )
     if question.get("hours"):
-        load = (
-            f"{number(min(question['hours']))} to {number(max(question['hours']))} {'users' if users else 'requests/s'}"
-        )
+        load = f"{number(min(question['hours']))} to {number(max(question['hours']))} {unit}"
         load += f" over the day ({question['hours_from'] or 'the stated hours'})"
     words = [f"{name} {number(value)}" for name, value in flags_set.items() if name != "launch"]
     if None not in lengths:
