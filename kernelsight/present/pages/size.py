@@ -47,8 +47,8 @@ def size_figures(by_confidence: Rows, day: Mapping[str, Any] | None) -> Sequence
 MOST_SHOWN = 20
 # columns in which deployments differ, and their costs
 NAMED = (
-    *"gpus gpu tensor_parallel_size prefill_replicas decode_replicas max_num_batched_tokens instances".split(),
-    *("price_per_hour", "cost_per_day", "probability"),
+    *"gpus gpu tensor_parallel_size data_parallel_size prefill_replicas decode_replicas".split(),
+    *("max_num_batched_tokens", "instances", "price_per_hour", "cost_per_day", "probability"),
 )
 # flags that may be unset in a row: the engine's default
 LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
