@@ -13,7 +13,6 @@ from kernelsight.sizing.decision import Demand, Option, option_of
 from kernelsight.sizing.prospects import NO_BOUND
 from kernelsight.sizing.sentences import ALWAYS, stated_flags
 from kernelsight.sweeps.find_rate import statistic
-from kernelsight.sweeps.trials import Trial
 
 if TYPE_CHECKING:
     from kernelsight.sizing.evidence import Label
@@ -34,7 +33,7 @@ def deployment_row(option: Option, label: Label, limit: str | None, sure: bool, 
     sized, evidence = option.sized, option.evidence
     rate, power_w = sized.highest, evidence.power_w
     electricity, hourly = electricity_of(option, demand), hourly_of(option, demand)
-    tokens = output_of(rate.tried.trials)
+    tokens = sized.tokens[1]
     joules = None if power_w is None or not tokens else power_w / (sized.request_rate * tokens)
     figures = {"": rate.rate, "_low": rate.low, "_high": rate.high}
     figures |= {"_if_slow": evidence.rate_if_slow, "_if_fast": evidence.rate_if_fast}
@@ -69,9 +68,9 @@ def _costs(option: Option, hourly: float | None, peak: float) -> dict[str, float
 
     ``peak``: the rate that is sized for over the mean one, at which tokens are served.
     """
-    rate, trials = option.sized.highest, option.sized.highest.tried.trials
+    rate = option.sized.highest
     mean_price = None if hourly is None else option.mean_instances * hourly
-    prompt, output = (sum(trial.tokens[index] for trial in trials) / len(trials) for index in (0, 1))
+    prompt, output = option.sized.tokens
     # mean requests/s that are served: fewer users complete at least their proportional share of requests
     mean = sum(hour.amount for hour in option.hours) / len(option.hours) if option.hours else option.rate
     per_s = mean / peak * option.sized.request_rate / rate.rate
@@ -150,11 +149,6 @@ def confidence_rows(options: Sequence[Option], demand: Demand) -> list[dict[str,
         costs = {"served": best.rate, "price_per_hour": price, "cost_per_day": a_day}
         rows.append({"confidence": confidence, "place": place, **counts, **costs})
     return rows
-
-
-def output_of(trials: Sequence[Trial]) -> float:
-    """Return the mean output tokens of a request."""
-    return sum(trial.tokens[1] for trial in trials) / len(trials)
 
 
 def carbon_g(joules: float | None, site: Mapping[str, Any]) -> float | None:

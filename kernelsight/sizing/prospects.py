@@ -93,11 +93,19 @@ class Sized(NamedTuple):
     @property
     def request_rate(self) -> float:
         """The requests/s that one instance completes at its highest rate; with users by Little's law."""
-        if self.candidate.unit == "requests/s":
+        if self.candidate.unit != "users":
             return self.highest.rate
         e2e_ms = [counted_values(trial.latencies["e2e"]).mean() for trial in self.highest.tried.trials]
         pauses_s = pause_s(self.prospect.trials.scenario(self.candidate.scenario_id))
         return self.highest.rate / max(float(np.mean(e2e_ms)) / 1e3 + pauses_s, 1e-9)
+
+    @property
+    def tokens(self) -> tuple[float, float]:
+        """The mean prompt and output tokens of what ``request_rate`` counts: a user's request, or a conversation."""
+        turns = self.prospect.trials.scenario(self.candidate.scenario_id)["num_turns"] or 1
+        parts = turns if self.candidate.unit == "users" else 1
+        prompt, output = np.mean([trial.tokens for trial in self.highest.tried.trials], axis=0) / parts
+        return float(prompt), float(output)
 
 
 class LeftOut(NamedTuple):

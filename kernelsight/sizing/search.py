@@ -180,7 +180,8 @@ class SizeSearch:
 
     def _search_variants(self) -> None:
         """Search step sizes, CUDA graphs and disaggregation of deployments that may be cheaper with them."""
-        most = self._varied_below = self._lowest_cost()
+        most = self._lowest_cost()
+        self._varied_below = math.inf if self.demand.total_gpus else most
         own = [one for one in self.prospects.values() if one.root is None]
         # what no engine of these GPUs accepts, no other setting of it accepts
         roots = [one for one in own if not (one.is_known and one.search.capacity.alone.lost)]

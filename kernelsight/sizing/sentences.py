@@ -136,7 +136,7 @@ def _share(probability: float) -> str:
 
 
 def _amount(option: Option) -> str:
-    return "rate" if option.sized.candidate.unit == "requests/s" else "number of users"
+    return "number of users" if option.sized.candidate.unit == "users" else "rate"
 
 
 def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:

@@ -115,7 +115,7 @@ def _rows(
         "decides": what_decides(options, closer, model, measurable),
         "cliff": closer[0].cliff if closer else None,
         "launch": _launch(search, options[0], model) if options else [],
-        "unit": "requests/s" if question.users is None else "users",
+        "unit": next(iter(search.prospects.values())).candidate.unit,
         **(day_values(options[0], demand) if day else {}),
     }
     return {

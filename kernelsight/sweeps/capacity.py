@@ -46,12 +46,13 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     No higher rate keeps the objectives than the throughput of a closed loop whose decode steps take longer than the
     objective on TPOT, and no more users than its concurrency.
     """
-    (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1, **NO_PAUSES)
+    scenario = trials.scenario(scenario_id)
+    requests = max(ALONE, scenario["num_turns"] or 1)  # a whole conversation, whose last prompts are the longest
+    (alone,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=1, **NO_PAUSES)
     missed = _missed_alone(alone, objectives)
     if missed or alone.lost:
         return Capacity(alone, 0.0, missed)
     settings = trials.settings(scenario_id)
-    scenario = trials.scenario(scenario_id)
     seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
     longest_gap_ms = min(
         (objective.most_ms for objective in objectives if objective.metric == "tpot"), default=math.inf
@@ -60,8 +61,8 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
 
     def bound() -> Capacity:
         highest = CAUTION * max(best, throughput)
-        if scenario["request_rate"]:
-            return Capacity(alone, highest, None, max(best, throughput))
+        if scenario["request_rate"]:  # of conversations, whose turns are requests
+            return Capacity(alone, highest / (scenario["num_turns"] or 1), None, max(best, throughput))
         in_flight = CAUTION * level
         if level >= seats:
             held = trials.requests_in_cache(scenario_id, tokens / (scenario["num_turns"] or 1))

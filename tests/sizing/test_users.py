@@ -34,6 +34,23 @@ def test_equal_lengths_give_as_many_users_as_lengths_with_a_little_spread(sessio
     assert 0.0 < busy < 2 * FLAGS["max_num_seqs"]
 
 
+def test_tokens_of_users_and_of_conversations_are_those_of_their_turns(session: Session) -> None:
+    """Users who take turns paid for the tokens of as many conversations as they send requests."""
+    load, prices = {"num_turns": 3, "think_time_s": 3.0, "max_model_len": 2048}, {"prices": "l4=0.7"}
+    # each prompt includes the turns before it
+    prompts = [300 * turn + 12 * (turn - 1) for turn in (1, 2, 3)]
+    users = size(session, users=300, **load, **prices).chosen
+    per_s = users["rate"] * users["served"] / users["users"]  # as many fewer users send proportionally fewer
+    per_hour = per_s * (sum(prompts) / 3 + 12) * 3600.0
+    assert users["cost_per_million_tokens"] == pytest.approx(1e6 * users["price_per_hour"] / per_hour, rel=0.02)
+    found = size(session, rate=per_s / 3, **load, **prices)
+    assert f"{per_s / 3:.4g} conversations/s take " in found.answer and "requests/s take" not in found.answer
+    assert found.chosen["cost_per_million_tokens"] == pytest.approx(users["cost_per_million_tokens"], rel=0.3)
+    # the bound counts conversations too
+    (bound,) = found.table("size_bounds").to_pylist()
+    assert found.chosen["rate"] <= bound["most_load"] < 3.0 * found.chosen["rate"]
+
+
 @pytest.mark.parametrize(("turns", "limit_s", "mean_s"), [(5, None, 16.0), (None, None, 0.0), (5, 10.0, 8.0)])
 def test_pauses_before_a_request(turns: int | None, limit_s: float | None, mean_s: float) -> None:
     assert pause_s({"num_turns": turns, "think_time_s": 20.0, "think_time_limit_s": limit_s}) == mean_s

@@ -33,8 +33,8 @@ def size_figures(by_confidence: Rows, day: Mapping[str, Any] | None) -> Sequence
 MOST_SHOWN = 20
 # columns in which deployments differ, and their costs
 NAMED = (
-    *"gpus gpu tensor_parallel_size prefill_replicas decode_replicas max_num_batched_tokens instances".split(),
-    *("price_per_hour", "cost_per_day", "probability"),
+    *"gpus gpu tensor_parallel_size data_parallel_size prefill_replicas decode_replicas".split(),
+    *("max_num_batched_tokens", "instances", "price_per_hour", "cost_per_day", "probability"),
 )
 # flags that may be unset in a row: the engine's default
 LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
@@ -106,14 +106,13 @@ def asked_lines(question: Mapping[str, Any], axes: Mapping[str, Sequence[str]], 
     flags_set = dict(question["flags"])
     model, *lengths = (flags_set.pop(name, None) for name in ("model", "input_len", "output_len"))
     rate, users, total = (question.get(name) for name in ("rate", "users", "total_gpus"))
-    amounts = {"users": users, "requests/s": rate, "GPUs": total}
+    unit = "users" if users else "conversations/s" if question["flags"].get("num_turns", 1) > 1 else "requests/s"
+    amounts = {unit: users or rate, "GPUs": total}
     load = next(
         (f"{number(value)} {unit}" for unit, value in amounts.items() if value is not None), "the hours of a day"
     )
     if question.get("hours"):
-        load = (
-            f"{number(min(question['hours']))} to {number(max(question['hours']))} {'users' if users else 'requests/s'}"
-        )
+        load = f"{number(min(question['hours']))} to {number(max(question['hours']))} {unit}"
         load += f" over the day ({question['hours_from'] or 'the stated hours'})"
     words = [f"{name} {number(value)}" for name, value in flags_set.items() if name != "launch"]
     if None not in lengths:
