@@ -44,10 +44,9 @@ def with_kernels(
         named = _explanation(flags, versions, by_name, math.log(change["factor"]), session)
     except InvalidInput:  # a version in which the deployment cannot run, or words that are none
         named = ""
-    is_version = [cause.kind == "setting" and cause.name == VERSION for cause in causes]
     return [
-        cause._replace(value=f"{cause.value}{named}") if own else cause
-        for cause, own in zip(causes, is_version, strict=True)
+        cause._replace(value=f"{cause.value}{named}") if (cause.kind, cause.name) == ("setting", VERSION) else cause
+        for cause in causes
     ]
 
 
@@ -72,9 +71,7 @@ def _explanation(
     if not EXPLAINS[0] <= predicted / log_change <= EXPLAINS[1] if log_change else True:
         return ""
     kernels = [
-        f"{row['family']} {row['kernel_from']} to {row['kernel_to']}"
-        if row["kernel_from"] != row["kernel_to"]
-        else f"{row['family']} {row['kernel_to']}"
+        f"{row['family']} {' to '.join(dict.fromkeys([row['kernel_from'], row['kernel_to']]))}"
         for row in kernel_rows(*steps)
         if abs(row["ms_per_step_to"] - row["ms_per_step_from"]) > LEAST_SHARE * totals[0] / 1e3
     ]

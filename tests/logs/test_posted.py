@@ -12,7 +12,7 @@ from kernelsight.errors import KernelSightError
 from kernelsight.logs import read_logs
 from kernelsight.logs.reports import blocks_of, contradiction, fragments_of
 from kernelsight.session import connect
-from tests.logs.asked import faults, refusal, rows, statistics
+from tests.logs.asked import faults, refusal, rows, settings, statistics
 from tests.logs.test_cases import CASES
 from tests.logs.written import DATA
 
@@ -86,6 +86,14 @@ def test_all_at_once_is_read_from_half_of_the_requests_in_flight(tmp_path: Path)
     (tmp_path / "bench.txt").write_text(slow.replace("49.10", "18000.00"))
     (stage,), _ = stages(tmp_path / "bench.txt")
     assert stage.all_at_once and not stage.is_open
+
+
+def test_the_log_states_the_version_and_the_arguments_of_its_server(tmp_path: Path) -> None:
+    first = "(APIServer pid=1) INFO 09-01 10:10:00 [api_server.py:1839] vLLM API server version 0.11.0\n"
+    first += "(APIServer pid=1) INFO 09-01 10:10:01 [utils.py:233] non-default args: {'max_num_seqs': 64}\n"
+    path = tmp_path / "server.log"
+    path.write_text(first + (POSTED / "old_vllm_server.log").read_text())
+    assert settings(read_logs(metrics=path)) == {"engine_version": "0.11.0", "max_num_seqs": "64"}
 
 
 def test_a_server_log_is_shown_over_time_and_replayed_where_a_length_is_stated() -> None:

@@ -157,12 +157,14 @@ def read_command(command: Command, read_files: bool = False, replicas: str = "re
         setting = Setting(name, value, f"{name}={value}")
         if name in LONGER and value.lower() in ("1", "true") and "max_model_len" in reading.flags:
             reading.use(setting, "max_position_embeddings", reading.flags["max_model_len"], "as far as is asked")
-            continue
-        if option and option.rule:
+        elif option and option.rule:
             RULES[option.rule](reading, option, setting, value)
-            continue
-        effect = (option.effect, option.reason) if option else ("unknown", UNKNOWN)
-        reading.ignore(setting, *effect)
+        elif option and option.flag and option.flag not in reading.flags:
+            _apply(reading, setting)
+        elif option:
+            reading.ignore(setting, option.effect or "overridden", option.reason or "an option states it")
+        else:
+            reading.ignore(setting, "unknown", UNKNOWN)
     for words, effect, reason in command.around:
         reading.ignore(Setting("", "", words), effect, reason)
     return LaunchLine(command.engine, reading.flags, tuple(reading.words))

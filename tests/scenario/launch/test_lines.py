@@ -88,6 +88,18 @@ def test_refusals(case):
     assert len(str(error.value)) <= 200
 
 
+def test_a_variable_names_a_kernel_unless_an_option_does():
+    serve = "vllm serve Qwen/Qwen3-30B-A3B"
+    assert flags_of(f"VLLM_ROCM_USE_AITER=1 {serve}")["moe_backend"] == "aiter_fused_moe"
+    assert "moe_backend" not in flags_of(f"VLLM_ROCM_USE_AITER=0 {serve}")
+    line = read_launch_line(f"VLLM_ATTENTION_BACKEND=TRITON_ATTN {serve} --attention-backend ROCM_ATTN")
+    assert line.flags["attention_backend"] == "rocm_attention"
+    assert {word.words: word.effect for word in line.words}["VLLM_ATTENTION_BACKEND=TRITON_ATTN"] == "overridden"
+    assert flags_of("SGLANG_USE_AITER=0 python3 -m sglang.launch_server --model-path a/b")["moe_backend"] == (
+        "fused_moe_triton"
+    )
+
+
 def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
     (tmp_path / "extra.yaml").write_text(
         "kv_cache_config:\n  dtype: fp8\n  enable_block_reuse: false\n  free_gpu_memory_fraction: 0.8\n"
