@@ -147,7 +147,8 @@ def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
     unscaled = HOURS * most * candidate.weight
     all_day = f"{number(unscaled, 3)} $" if candidate.price else f"{number(unscaled)} GPU-hours"
     if least == most or option.mean_instances >= most:
-        return f"Over the day ({day.source}) all {most} run: {all_day} a day; {option.start.sentence}."
+        run = "the instance runs" if most == 1 else f"all {most} run"
+        return f"Over the day ({day.source}) {run}: {all_day} a day; {option.start.sentence}."
     return (
         f"By the hour ({day.source}) {least} to {most} instances do: {cost} a day instead of {all_day} with all of "
         f"them all day; {option.start.sentence}."

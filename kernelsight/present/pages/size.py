@@ -34,7 +34,7 @@ MOST_SHOWN = 20
 # columns in which deployments differ, and their costs
 NAMED = (
     *"gpus gpu tensor_parallel_size data_parallel_size prefill_replicas decode_replicas".split(),
-    *("max_num_batched_tokens", "instances", "price_per_hour", "cost_per_day", "probability"),
+    *("max_num_batched_tokens", "instances", "served", "price_per_hour", "cost_per_day", "probability"),
 )
 # flags that may be unset in a row: the engine's default
 LIMITS_OF_ENGINE = tuple(flag.name for group in (flags.DEPLOYMENT, flags.LIMITS, flags.POLICIES) for flag in group)
@@ -67,7 +67,8 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str], short: Mapping[
     ]
     by_confidence = [{**rows[row["place"] - 1], **row} for row in answer["confidences"]]
     # of confidences with the same answer the highest
-    steps = {(row["place"], row["instances"]): row for row in by_confidence}
+    steps = {(row["place"], row["instances"], row["served"]): row for row in by_confidence}
+    hidden = {"probability": None} | ({} if answer["question"].get("total_gpus") else {"served": None})
     what_if = [{"change": "as asked", "rows": rows}, *answer.get("what_if", ())]
     first_rows = {one["change"]: one["rows"][0] if one["rows"] else {} for one in what_if}
     return Page(
@@ -80,9 +81,7 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str], short: Mapping[
             Table(rows=shown, expendable=EXPENDABLE, most=MOST_SHOWN, more="more; -o FILE keeps all", first=True),
             Table(
                 "cost against confidence:",
-                _named(
-                    "up to", {percent(row["confidence"]): row | {"probability": None} for row in steps.values()}, short
-                ),
+                _named("up to", {percent(row["confidence"]): row | hidden for row in steps.values()}, short),
                 drawn=True,
             ),
             Table(rows=_day_rows(day) if day else ()),
