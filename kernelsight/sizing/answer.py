@@ -186,7 +186,7 @@ class Sizing:
     def question(self) -> dict[str, Any]:
         """The question as asked: its row of ``size_questions``, without what it leaves out."""
         (row,) = self._of("size_questions")
-        row |= {"flags": json.loads(row["flags"]), "search": json.loads(row["search"] or "null")}
+        row |= {"flags": own_json(row["flags"]), "search": own_json(row["search"] or "null")}
         return {name: value for name, value in row.items() if value is not None and name != "question_id"}
 
     @property
