@@ -17,10 +17,11 @@ from pathlib import Path
 from record import ROOT, SERVERS, record
 
 import kernelsight as ks
-from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
+from kernelsight.evaluation.runs.campaigns import scored_of_campaigns
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.laboratory.decisions import LEAST, MOST, Decision, decision_scores, decisions_of, reliability
 from kernelsight.laboratory.runs.campaign_fit import replay_left_out
+from kernelsight.laboratory.runs.run_classes import spread_runs
 
 SAMPLE = 100
 

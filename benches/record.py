@@ -71,6 +71,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "kernels_sites": KERNELS,
     "kernels_layers": KERNELS,
     "kernels_new": KERNELS,
+    "kernels_versions": KERNELS,
     "points": ("pack", *KERNELS),
     "paper_3": ("catalogue",),
     "paper_7": ("pack", "catalogue", "kernels"),

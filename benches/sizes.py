@@ -1,4 +1,4 @@
-"""Judges `size` by brute force: ``python benches/sizes.py [--cases N] [--seed S] [--keep FOLDER] [--limits]``.
+"""Judges `size` by brute force: ``python benches/sizes.py [--cases N] [--seed S] [--keep FOLDER]``.
 
 Draws planners' questions (by rate, users and sessions; dense models and mixtures of experts; one to five GPUs with
 prices), answers each by `size` with empty caches, and by a search of everything that fits, enumerated here: GPUs,
@@ -7,6 +7,9 @@ where the question asks for them, 0 to 6 prefill and 0 to 6 decode replicas with
 everything leaves a deployment out only where the throughput of its own closed loops shows that it is dearer; the
 others are searched, and the cheapest with the question's confidence is the truth. Prints the cost of both, CPU
 seconds, and whether the chosen deployment, searched and examined alone, holds with the instances that `size` states.
+
+With --round-trip it writes every deployment that `size` shows for these questions in each form of deployment file, and
+counts those that are read again as the same deployment.
 
 With --limits it checks instead whether the limit that `size` names is the resource of which a fifth more raises the
 rate most, by searches on hypothetical GPUs and flags.
@@ -25,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +37,12 @@ from bottlenecks import RATES, RELIEF, quick_host_of, with_faster_gpus
 from record import record
 
 import kernelsight as ks
+from kernelsight.errors import InvalidInput
+from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
+from kernelsight.scenario.launch.written import FORMS, deployment_files
 from kernelsight.scenario.objectives import objectives_of
 from kernelsight.scenario.plan import plan_rows
+from kernelsight.scenario.scenario_rows import deployment_rows, model_rows, normalise, resolve_names
 from kernelsight.session import Session
 from kernelsight.sizing.probability import chances_of
 from kernelsight.sweeps.find_rate import open_trials
@@ -52,6 +60,7 @@ BUDGETS, BUDGETS_OF_SPLITS = (None, 1024, 2048, 4096, 16384), (None, 16384)
 MOST_REPLICAS = 6
 # a cost of at most this times the best counts as the best
 NEAR = 1.05
+COUNTS = ("replicas", "prefill_replicas", "decode_replicas")
 # factor by which a rough rate may be below the exact one
 DOUBT = 1.08
 # one question, answered in a process of its own with empty caches: its answer and CPU seconds after the imports
@@ -273,6 +282,44 @@ def judged(cases: int, seed: int, keep: Path | None) -> dict[str, Any]:
     return figures
 
 
+def read_again(session: Session, form: str, flags: Mapping[str, Any]) -> str:
+    """Return what became of a deployment written in a form: same, other, unsaid (a flag no field states) or refused."""
+    resolved = resolve_names(session, normalise(flags))
+    try:
+        model = model_rows(session, resolved["model"])[0]
+        text, unsaid = deployment_files(form, resolved, model, str(flags["model"]))
+    except InvalidInput:
+        return "refused"
+    again = resolve_names(session, normalise(ks.read_launch_line(text).flags))
+    rows = [[{**row, "deployment_id": ""} for row in deployment_rows(one)] for one in (resolved, again)]
+    counts = [[one.get(name, 1) for name in COUNTS] for one in (resolved, again)]
+    return "unsaid" if unsaid else "same" if rows[0] == rows[1] and counts[0] == counts[1] else "other"
+
+
+def main_round_trip(cases: int, seed: int) -> dict[str, Any]:
+    """Print the deployments that are not read again as they were, and return the counts by form."""
+    source, found, seen = random.Random(seed), Counter[str](), 0
+    for number in range(cases):
+        question = drawn(source)
+        rows = ks.size(**question).as_dict()["rows"]
+        with ks.connect() as session:
+            for row in rows:
+                flags = {
+                    name: value for name, value in row.items() if name in FLAGS and name not in (*LOAD_FLAGS, "tier")
+                }
+                flags = {"model": question["model"], **{name: v for name, v in flags.items() if v is not None}}
+                for name in [name for name in COUNTS[1:] if name in flags] or COUNTS[:1]:
+                    flags[name] = row["instances"] * flags.get(name, 1)
+                seen += 1
+                for form in FORMS:
+                    outcome = read_again(session, form, flags)
+                    found[f"{form} {outcome}"] += 1
+                    if outcome != "same":
+                        print(number, form, outcome, json.dumps(flags), flush=True)
+        print(json.dumps({"question": number, "deployments": seen, **dict(sorted(found.items()))}), flush=True)
+    return {"cases": cases, "seed": seed, "deployments": seen, **found}
+
+
 def rates_with_more(
     session: Session, quick_host: Session, question: dict[str, Any], row: dict[str, Any]
 ) -> dict[str, float]:
@@ -325,18 +372,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed; while developing, even ones only")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder that keeps the truths of questions")
     parser.add_argument("--limits", action="store_true", help="check the named limits instead")
+    parser.add_argument("--round-trip", action="store_true", help="write and read deployment files instead")
     parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
     arguments = parser.parse_args()
     words = f"--cases {arguments.cases} --seed {arguments.seed}"
-    if arguments.limits:
+    if arguments.round_trip:
+        figures = main_round_trip(arguments.cases, arguments.seed)
+    elif arguments.limits:
         figures = main_limits(arguments.cases, arguments.seed)
     else:
         if arguments.keep:
             arguments.keep.mkdir(parents=True, exist_ok=True)
         figures = judged(arguments.cases, arguments.seed, arguments.keep)
     if arguments.record:
-        name = "sizes_limits" if arguments.limits else "sizes"
-        record(name, figures, f"python benches/sizes.py {'--limits ' if arguments.limits else ''}{words}")
+        flag = "--limits" if arguments.limits else "--round-trip" if arguments.round_trip else ""
+        name = f"sizes_{flag[2:].replace('-', '_')}" if flag else "sizes"
+        record(name, figures, " ".join(["python benches/sizes.py", *filter(None, [flag]), words]))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from kernelsight.errors import InvalidInput
 
 # options that the laboratory adds to verbs, with their values in a package that lacks it
 OPTIONS: dict[str, dict[str, Any]] = {
-    "backtest": {"--constants": "shipped", "--leave-out": None, "--against": None, "--plot": None},
+    "backtest": {"--constants": "shipped", "--leave-out": None, "--against": None, "--plot": None, "--sample": None},
     "calibrate evaluate": {
         "--points": None,
         "--random-points": None,

@@ -11,13 +11,14 @@ from record import ROOT, SERVERS, read
 
 import kernelsight as ks
 from kernelsight.evaluation.runs.backtests import replay
-from kernelsight.evaluation.runs.campaigns import scored_of_campaigns, spread_runs
+from kernelsight.evaluation.runs.campaigns import scored_of_campaigns
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.run_scores import is_fitting, is_scored_separately
 from kernelsight.laboratory.decisions import decisions_of
 from kernelsight.laboratory.energy.fit import Constants
 from kernelsight.laboratory.energy.simulated import simulated
 from kernelsight.laboratory.runs.levels import fit_levels
+from kernelsight.laboratory.runs.run_classes import spread_runs
 from sampled import first_by_hash
 
 RUNS = 10

@@ -19,8 +19,10 @@ from kernelsight.cli.main import parser
 from kernelsight.dataflow.contract import Contract
 from kernelsight.project_graph import embedded_facts
 
-# inputs of the tests of deployment files
-FORMS = Path(__file__).parents[2] / "tests" / "scenario" / "launch" / "deployments.yaml"
+TESTS = Path(__file__).parents[2] / "tests"
+# inputs of the tests of deployment files, and of logs
+FORMS, LOGS = TESTS / "scenario" / "launch" / "deployments.yaml", TESTS / "logs" / "cases.yaml"
+LONGEST_INPUT = 1_200  # characters of an input that are shown
 # pages of tables, in order: the folders of sql/, and tables that are given or made by Python
 GROUPS = {
     "given": "Given by you",
@@ -249,9 +251,41 @@ def forms_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def logs_page() -> str:
+    """Return the page of logs, results, traces and profiles by form: an input that a test reads, and what is read."""
+    parts = [
+        "# Logs, results, traces and profiles by form",
+        "What is read of each form: requests, engine steps, windows of time, kernels, or statistics of which a load is "
+        "made. Each input is a case of the tests; a long one is cut.",
+    ]
+    for case in yaml.safe_load(LOGS.read_text(encoding="utf-8")):
+        text = case.get("text") or case.get("sql") or (LOGS.parent / "data" / case["file"]).read_text(encoding="utf-8")
+        shown = text if len(text) <= LONGEST_INPUT else f"{text[:LONGEST_INPUT]} …"
+        read = [f"As a load: {_values(case['load'])}." if "load" in case else ""]
+        for table, expected in case.get("read", {}).items():
+            inner = {name: value for name, value in expected.items() if not isinstance(value, dict)}
+            places = [f"{name}: {_values(value)}" for name, value in expected.items() if isinstance(value, dict)]
+            read.append(f"`{table}`: {'; '.join([_values(inner), *places] if inner else places)}.")
+        read.append(f"Counted: {_values(case['faults'])}." if case.get("faults") else "")
+        title = case["case"][0].upper() + case["case"][1:]
+        form = f"Form `{case['form']}`."
+        parts += [f"## {title}", form, f"````text\n{shown.rstrip()}\n````", "\n\n".join(filter(None, read))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _values(values: dict[str, Any]) -> str:
+    return ", ".join(f"`{name}` {value}" for name, value in values.items() if value is not None)
+
+
 def reference() -> dict[str, str]:
     """Return the reference pages by path below reference/ of the site."""
-    return {"cli.md": cli_page(), **tables_pages(), "python.md": python_page(), "forms.md": forms_page()}
+    return {
+        "cli.md": cli_page(),
+        **tables_pages(),
+        "python.md": python_page(),
+        "forms.md": forms_page(),
+        "logs.md": logs_page(),
+    }
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from kernelsight.catalog.gpu_names import gpu_named, plain_gpus
 from kernelsight.catalog.tables import contracts
 from kernelsight.choices.candidates import Choice
 from kernelsight.choices.contrasts import Candidates, Sizes, posteriors, starting_sizes, tuned
@@ -20,17 +21,17 @@ from kernelsight.dataflow.python_nodes import produces
 from kernelsight.fitting.splits import shape_columns
 from kernelsight.forward.call_files import read_calls
 from kernelsight.scenario.flag import options_of
-from kernelsight.scenario.gpu_names import find_gpu
 
 TOLERANCE = options_of("choice_questions")["tolerance"][0].default
 
 
 def choice_of_question(row: Mapping[str, Any], gpus: pa.Table) -> Choice:
     """Return the choice of a row of ``choice_questions``; ``gpus``: the catalogue with the GPU's row."""
-    alias = find_gpu(row["gpu"])
-    gpu = alias.gpu if alias and row["gpu"] not in gpus["gpu"].to_pylist() else row["gpu"]
+    gpu = gpu_named(row["gpu"], gpus["gpu"].to_pylist(), "Give a row for it with --gpus.")
     calls = read_calls(Path(row["calls"]), gpu, contracts()["kernel_calls"]) if row["calls"] else None
-    return choice_of([Path(name) for name in row["sweeps"]], row["family"], gpu, gpus, row["sources"] or None, calls)
+    return choice_of(
+        [Path(name) for name in row["sweeps"]], row["family"], gpu, gpus, plain_gpus(row["sources"]) or None, calls
+    )
 
 
 @produces("choice_candidates")

@@ -10,7 +10,6 @@ from kernelsight import laboratory
 from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_rows, scopes
-from kernelsight.evaluation.runs.campaigns import spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.plots import backtest_figures
 from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
@@ -22,14 +21,12 @@ from kernelsight.present.show import HTML, show
 
 def backtest_page(answer: Mapping[str, Any], figures: Callable[[], Sequence[Figure]] = tuple) -> Page:
     """Return the page of a backtest; ``answer`` as printed by `backtest --format json`."""
+    of_published = laboratory.part("cli.backtest_tables", "").tables(answer) if laboratory.is_here() else []
     tables = [
-        _campaigns(answer),
-        _models_and_axes(answer),
+        *(_campaigns(answer), _models_and_axes(answer), *of_published[:1]),
         Table(rows=[line(name_of(group), group) for group in answer["groups"]]),
-        *(_disaggregated(answer), *_scored_separately(answer)),
+        *(_disaggregated(answer), *_scored_separately(answer), *of_published[1:]),
     ]
-    if laboratory.is_here():
-        tables += laboratory.part("cli.backtest_tables", "a table of published runs").tables(answer)
     return Page(
         f"{answer['runs']:,} runs replayed and scored",
         answer,
@@ -140,7 +137,8 @@ def run(arguments: Any) -> None:
     check_options(levels, arguments.against)
     runs = read_runs(*arguments.runs)
     if arguments.sample is not None:
-        runs = runs._replace(table=runs.table.take(spread_runs(runs.table.to_pylist(), arguments.sample)))
+        sampling = laboratory.part("runs.run_classes", "--sample")
+        runs = runs._replace(table=runs.table.take(sampling.spread_runs(runs.table.to_pylist(), arguments.sample)))
     if runs.table.num_rows == 0:
         excluded = "; ".join(f"{count:,}: {reason}" for reason, count in runs.excluded)
         why = f"all {runs.read:,} rows were excluded ({excluded})" if excluded else "it has no rows"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.command_line import asked
-from kernelsight.cli.options import deployment_flags, launch_line, open_session
+from kernelsight.cli.options import columns, deployment_flags, launch_line, open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.present.output import (
     PAGE_ENDINGS,
@@ -41,7 +41,7 @@ def run(arguments: Any) -> None:
         raise InvalidInput(f"--{watch_options[0].replace('_', '-')} is of a watch; give --watch SECONDS too.")
     with open_session(arguments) as session:
         question = asked(arguments, "comparisons")
-        question |= {"columns": _columns(arguments.columns), "stated": _described_load(arguments.stated)}
+        question |= {"columns": columns(arguments.columns), "stated": _described_load(arguments.stated)}
         comparison = session.compare(deployment=flags | ({"launch": arguments.launch} if line else {}), **question)
         with Waiting("comparing"):
             answer = comparison.summary
@@ -77,7 +77,7 @@ def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
     paths = {name: getattr(arguments, name) for name in ("state", "history")} | {"metrics": arguments.metrics_out}
     targets = Targets(**{name: Path(path) if path else None for name, path in paths.items()})
     with open_session(arguments) as session:
-        how = {"log_format": arguments.log_format, "columns": _columns(arguments.columns)}
+        how = {"log_format": arguments.log_format, "columns": columns(arguments.columns)}
         watch = Watch(source, with_launch_line(flags), session, session.compare, targets, **how)
         with watch.locked_state():
             while True:
@@ -86,13 +86,6 @@ def watch_log(arguments: Any, flags: dict[str, Any]) -> None:
                     print_page(lines)
                     sys.stdout.flush()
                 time.sleep(arguments.watch)
-
-
-def _columns(words: list[str] | None) -> dict[str, str] | None:
-    for word in words or []:
-        if "=" not in word:
-            raise InvalidInput(f"--columns {word!r} is not valid; give OURS=THEIRS, such as ttft_ms=first_token_ms.")
-    return dict(word.split("=", 1) for word in words) if words else None
 
 
 def _described_load(text: str | None) -> dict[str, Any] | None:

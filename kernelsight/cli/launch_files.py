@@ -41,7 +41,7 @@ def write_sized(session: Session, folder: Path, flags: Mapping[str, Any], chosen
         note(f"{folder}/: nothing is written, since no deployment was chosen")
         return
     own = {name: value for name, value in flags.items() if name not in LOAD_FLAGS}
-    own |= {name: value for name, value in chosen.items() if name in FLAGS and name not in LOAD_FLAGS}
+    own |= {name: value for name, value in chosen.items() if name in FLAGS and name not in (*LOAD_FLAGS, "tier")}
     names = [name for name in ("prefill_replicas", "decode_replicas") if name in own] or ["replicas"]
     own |= {name: chosen["instances"] * (own.get(name) or 1) for name in names}
     texts = {}
@@ -62,9 +62,8 @@ def _text(session: Session, form: str, flags: Mapping[str, Any]) -> str:
 
     stated = normalise(with_launch_line(flags))
     asked, resolved = stated.get("model"), resolve_names(session, stated)
-    if not asked or "gpu" not in resolved:
-        raise InvalidInput("--write-launch needs --model and --gpu, or a --launch that names them.")
-    text, unsaid = deployment_files(form, resolved, model_rows(session, resolved["model"])[0], str(asked))
+    model = model_rows(session, resolved["model"])[0] if asked else None
+    text, unsaid = deployment_files(form, resolved, model, str(asked))
     for name, value in unsaid.items():
         note(f"{form}: no option of the engine says {name} {value}; state it beside --launch when the file is read")
     return text

@@ -80,3 +80,11 @@ def open_saved(path: str) -> Session:
     if not path:
         raise InvalidInput("the path of the saved run is empty; give a .duckdb file.")
     return connect(path, read_only=True)
+
+
+def columns(words: list[str] | None) -> dict[str, str] | None:
+    """Return the words of --columns as names of the file by ours; InvalidInput: one has no equals sign."""
+    for word in words or []:
+        if "=" not in word:
+            raise InvalidInput(f"--columns {word!r} is not valid; give OURS=THEIRS, such as ttft_ms=first_token_ms.")
+    return dict(word.split("=", 1) for word in words) if words else None

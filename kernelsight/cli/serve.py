@@ -17,7 +17,7 @@ def run(arguments: Any) -> None:
     print_notes()  # now, because the server runs until it is stopped
     from kernelsight.server.start import check_packages, is_local, listening_socket, serve_until_stopped, server_of
     from kernelsight.serving.load.prompts import estimated_tokens
-    from kernelsight.serving.runs.deployed import deploy
+    from kernelsight.serving.runs.step_times import deploy
 
     check_packages()
     with open_session(arguments) as session:

@@ -21,7 +21,7 @@ from kernelsight.comparison.measured_requests import LEAST_REQUESTS, LEAST_SECON
 from kernelsight.comparison.power import other_gpus, power_answer
 from kernelsight.comparison.replayed_log import base_of
 from kernelsight.comparison.verdict import fault_counts, not_judged, not_separated, rejected, verdict_of
-from kernelsight.dataflow.python_nodes import produces, reads
+from kernelsight.dataflow.python_nodes import produces, reads, takes
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
@@ -106,44 +106,18 @@ def _why_no_cause_search(log: ComparedLog) -> str | None:
     return None
 
 
+@takes(
+    *("comparisons", "log_settings", "compared_requests", "log_replays", "log_intervals", "log_tiers", "miss_by_part"),
+    *("drift_over_time", "setting_suspects", "causes", "latency_percentiles", "occupancy_over_time"),
+    *("correction_scores", "log_evidence", "power_vs_production"),
+)
 @reads("production_windows", "production_files", "log_faults")
 @produces("comparison_findings")
-def finding_rows(
-    comparisons: pa.Table,
-    log_settings: pa.Table,
-    compared_requests: pa.Table,
-    log_replays: pa.Table,
-    log_intervals: pa.Table,
-    log_tiers: pa.Table,
-    miss_by_part: pa.Table,
-    drift_over_time: pa.Table,
-    setting_suspects: pa.Table,
-    causes: pa.Table,
-    latency_percentiles: pa.Table,
-    occupancy_over_time: pa.Table,
-    correction_scores: pa.Table,
-    log_evidence: pa.Table,
-    power_vs_production: pa.Table,
-    *,
-    read: Reader,
-) -> list[dict[str, Any]]:
+def finding_rows(*, tables: Mapping[str, pa.Table], read: Reader) -> list[dict[str, Any]]:
     """Findings of each comparison, one sentence a row: the verdict first, then the limits of its evidence."""
-    tables: dict[str, pa.Table] = {
-        "log_replays": log_replays,
-        "log_intervals": log_intervals,
-        "log_tiers": log_tiers,
-        "miss_by_part": miss_by_part,
-        "drift_over_time": drift_over_time,
-        "setting_suspects": setting_suspects,
-        "causes": causes,
-        "latency_percentiles": latency_percentiles,
-        "occupancy_over_time": occupancy_over_time,
-        "correction_scores": correction_scores,
-        "log_evidence": log_evidence,
-        "power_vs_production": power_vs_production,
-    }
+    logs = (tables[name] for name in ("comparisons", "log_settings", "compared_requests"))
     rows = []
-    for log in compared_logs(comparisons, log_settings, compared_requests, tables_beside(read)):
+    for log in compared_logs(*logs, tables_beside(read)):
         summary = answer_of(log, tables.__getitem__)
         sentences = (summary["verdict"], *summary["not_separated"], *summary["evidence"].get("not_used", ()))
         rows += [

@@ -10,16 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.comparison.answer import NO_CAUSE, as_cause
-from kernelsight.comparison.compared_log import Question, of_logs, question_of, tables_beside
+from kernelsight.comparison.compared_log import Question, in_order_of_sending, of_logs, question_of, tables_beside
 from kernelsight.comparison.errors import METRICS, measured_by_metric, predicted_of
 from kernelsight.comparison.log_changes import LENGTHEN, Changes, LogPair, changes_between
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.measured_requests import Measured, measured_of
-from kernelsight.comparison.order_of_sending import in_order_of_sending
 from kernelsight.comparison.power import mean_power, measured_power
 from kernelsight.comparison.replay import Replayed, Variant, load_of_log
+from kernelsight.comparison.signature_causes import SPELLINGS, with_kernels
 from kernelsight.comparison.verdict import AGREES, cause_sentence, fault_counts, unused_clause
-from kernelsight.comparison.version_causes import SPELLINGS, with_kernels
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.dataflow.session import Session

@@ -13,55 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from kernelsight.dataflow.column import BOUNDS, COMPARISONS, RELATIONS, Column
 from kernelsight.dataflow.databases import literal, quote
-from kernelsight.dataflow.types import arrow_type, duckdb_type
+from kernelsight.dataflow.types import Column, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
 from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, nearest
 
-KINDS = ("given", "derived", "internal")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-_REFERENCE = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
-_TABLE_FIELDS = {
-    "table": str,
-    "kind": str,
-    "grain": str,
-    "doc": str,
-    "columns": list,
-    "like": str | list,
-    "without": list,
-    "optional": bool,
-    "options": list,
-}
+# what a column that is like another one takes from it
 _INHERITED = ("name", "type", "unit", "doc")
-_COLUMN_FIELDS = {
-    "name": str,
-    "type": str,
-    "doc": str,
-    "nullable": bool,
-    "unit": str,
-    "key": bool,
-    "reference": str,
-    **dict.fromkeys(BOUNDS, int | float),
-    "in": list,
-    "pattern": str,
-    "compare": dict,
-}
-# of an option of the questions about a table; scenario/flag.py reads them
-_OPTION_FIELDS = {
-    "name": str,
-    "group": str,
-    "kind": str,
-    "help": str,
-    "metavar": str,
-    "column": str,
-    "option": list,
-    "in": list,
-    **dict.fromkeys(("above", "min", "max", "below"), int | float),
-    **dict.fromkeys(("everyday", "required", "positional", "many", "repeated"), bool),
-    "either": str,
-    "default": int | float | str | bool,
-}
 
 
 @dataclass(frozen=True)
@@ -94,141 +53,51 @@ class Contract:
 
 
 def load_contracts(folder: Path) -> dict[str, Contract]:
-    """Read every ``<table>.json`` of a folder, by table name; InvalidInput for a file that is not a contract.
+    """Read every ``<table>.json`` of a folder, by table name; a test holds them against ``table.schema.json``.
 
     >>> from kernelsight.dataflow.locations import folder
     >>> load_contracts(folder("schemas"))["gpus"].key
     ['gpu']
     """
     files = sorted(path for path in folder.glob("*.json") if path.name != "table.schema.json")
-    declarations = {path.stem: _read_json(path) for path in files}
-    for path in files:
-        declaration = declarations[path.stem]
-        declaration["columns"] = [_complete(path, column, declarations) for column in declaration.get("columns", ())]
-    contracts = {path.stem: _read_contract(path, declarations) for path in files}
-    for contract in contracts.values():
-        for column in contract.columns:
-            table, _, name = column.reference.partition(".")
-            if table and (table not in contracts or name not in contracts[table].column_names):
-                raise _malformed(
-                    folder / f"{contract.table}.json",
-                    f"column {column.name} references {column.reference}, which does not exist",
-                )
-    return contracts
+    declarations = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+    for declaration in declarations.values():
+        declaration["columns"] = [_complete(column, declarations) for column in declaration.get("columns", ())]
+    return {
+        name: Contract(
+            *(name, stated["kind"], stated.get("grain", ""), stated.get("doc", "")),
+            tuple(_read_column(column) for column in _all_columns(name, declarations)),
+        )
+        for name, stated in declarations.items()
+    }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        declaration = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise _malformed(path, f"line {error.lineno} is not JSON ({error.msg})") from None
-    if isinstance(declaration, dict):
-        declaration.pop("$schema", None)
-    _check_fields(path, "the contract", declaration, _TABLE_FIELDS, required=["table", "kind"])
-    if declaration["kind"] not in KINDS:
-        raise _malformed(path, f"its kind is {declaration['kind']!r}, but must be one of {', '.join(KINDS)}")
-    _check_fields(path, "the contract", declaration, _TABLE_FIELDS, required=_texts(declaration, "grain", "doc"))
-    if "columns" not in declaration and "like" not in declaration:
-        raise _malformed(path, "it declares its columns in 'columns', or as those of another table in 'like'")
-    for word in ("without", "optional"):
-        if word in declaration and "like" not in declaration:
-            raise _malformed(path, f"{word!r} is about the columns of another table, and there is no 'like'")
-    return declaration
-
-
-def _complete(path: Path, column: Any, declarations: Mapping[str, dict[str, Any]]) -> Any:
+def _complete(column: dict[str, Any], declarations: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return a declared column with the name, type, unit and doc of the one in its ``like``, if it has one."""
-    if not isinstance(column, dict) or "like" not in column:
+    if "like" not in column:
         return column
-    table, _, name = str(column["like"]).partition(".")
-    for other in declarations.get(table, {}).get("columns", ()):
-        if isinstance(other, dict) and other.get("name") == name:
-            own = {field: value for field, value in column.items() if field != "like"}
-            return {field: other[field] for field in _INHERITED if field in other} | own
-    raise _malformed(path, f"a column is like {column['like']!r}, but {table}.json does not state such a column")
+    table, _, name = column["like"].partition(".")
+    other = next(other for other in declarations[table]["columns"] if other.get("name") == name)
+    own = {field: value for field, value in column.items() if field != "like"}
+    return {field: other[field] for field in _INHERITED if field in other} | own
 
 
-def _all_columns(path: Path, declarations: Mapping[str, dict[str, Any]], visited: tuple[str, ...] = ()) -> list[Any]:
+def _all_columns(table: str, declarations: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a table's declared columns: its own, then those of the tables in ``like``, except those in ``without``.
 
     ``optional``: the columns of ``like`` may be null here.
-    ``visited``: the tables whose ``like`` led here, in which a circular one is found.
     """
-    declaration, visited = declarations[path.stem], (*visited, path.stem)
-    own_columns = declaration.get("columns", [])
-    if "like" not in declaration:
-        return own_columns
-    others = [declaration["like"]] if isinstance(declaration["like"], str) else declaration["like"]
-    inherited = []
-    for other in others:
-        if not isinstance(other, str) or other not in declarations or other in visited:
-            why = f"is {other!r}, which has no contract" if other not in visited else "refers back to itself"
-            raise _malformed(path, f"its 'like' {why}")
-        inherited += _all_columns(path.with_name(f"{other}.json"), declarations, visited)
-    excluded = declaration.get("without", [])
-    unknown_names = set(excluded) - {column.get("name") for column in inherited}
-    if unknown_names:
-        table = " or ".join(others)
-        raise _malformed(path, f"its 'without' names {sorted(unknown_names)[0]!r}, which {table} does not have")
-    inherited = [column for column in inherited if column.get("name") not in excluded]
-    return own_columns + (
-        [{**column, "nullable": True} for column in inherited] if declaration.get("optional") else inherited
-    )
+    declaration = declarations[table]
+    like, without = declaration.get("like", []), declaration.get("without", [])
+    others = [like] if isinstance(like, str) else like
+    inherited = [column for other in others for column in _all_columns(other, declarations)]
+    optional = {"nullable": True} if declaration.get("optional") else {}
+    return declaration["columns"] + [column | optional for column in inherited if column["name"] not in without]
 
 
-def _read_contract(path: Path, declarations: Mapping[str, dict[str, Any]]) -> Contract:
-    declaration = declarations[path.stem]
-    if declaration["table"] != path.stem or not NAME.fullmatch(path.stem):
-        raise _malformed(path, f"its table is {declaration['table']!r}, but must equal the file name, in lower case")
-    required = ["name", "type", *_texts(declaration, "doc")]
-    columns = tuple(_read_column(path, column, required) for column in _all_columns(path, declarations))
-    if not columns:
-        raise _malformed(path, "it has no columns")
-    names = [column.name for column in columns]
-    duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise _malformed(path, f"duplicate columns {', '.join(duplicates)}")
-    for column in (column for column in columns if column.compare):
-        if unknown_names := column.checked_with - set(names):
-            raise _malformed(
-                path, f"column {column.name} is compared with {min(unknown_names)}, which the table does not have"
-            )
-    for option in declaration.get("options", ()):
-        label = f"option {option['name']}" if isinstance(option, dict) and "name" in option else "an option"
-        _check_fields(path, label, option, _OPTION_FIELDS, required=["name", "group"])
-        if option.get("column", names[0]) not in names:
-            raise _malformed(path, f"{label} sets the column {option['column']!r}, which the table does not have")
-    grain, doc = declaration.get("grain", ""), declaration.get("doc", "")
-    return Contract(declaration["table"], declaration["kind"], grain, doc, columns)
-
-
-def _texts(declaration: Mapping[str, Any], *names: str) -> list[str]:
-    """Return the texts that a contract has to state: all of ``names``, but of an internal table none."""
-    return [] if declaration["kind"] == "internal" else list(names)
-
-
-def _read_column(path: Path, declaration: Any, required: list[str]) -> Column:
-    label = f"column {declaration['name']}" if isinstance(declaration, dict) and "name" in declaration else "a column"
-    _check_fields(path, label, declaration, _COLUMN_FIELDS, required=required)
-    if not NAME.fullmatch(declaration["name"]):
-        raise _malformed(path, f"{label}: a name may only have lower-case letters, digits and underscores")
-    if declaration.get("reference") and not _REFERENCE.fullmatch(declaration["reference"]):
-        raise _malformed(path, f"{label} has the reference {declaration['reference']!r}; write 'table.column'")
-    try:
-        arrow_type(declaration["type"])
-    except ValueError as error:
-        raise _malformed(path, f"{label}: {error}") from None
+def _read_column(declaration: Mapping[str, Any]) -> Column:
     stated = dict(declaration)
     allowed, compare = tuple(stated.pop("in", ())), stated.pop("compare", {})
-    for relation in compare:
-        if relation not in COMPARISONS and relation not in RELATIONS:
-            known = ", ".join([*COMPARISONS, *RELATIONS])
-            raise _malformed(path, f"{label} has the unknown relation {relation!r} in 'compare'; known: {known}")
-    if "pattern" in stated:
-        try:
-            re.compile(stated["pattern"])
-        except re.error as error:
-            raise _malformed(path, f"{label} has the pattern {stated['pattern']!r}: {error}") from None
     return Column(**stated, allowed=allowed, compare=tuple((name, _frozen(other)) for name, other in compare.items()))
 
 
@@ -237,25 +106,6 @@ def _frozen(other: Any) -> Any:
     if isinstance(other, dict):
         return next((name, *values) for name, values in other.items())
     return tuple(other) if isinstance(other, list) else other
-
-
-def _check_fields(path: Path, label: str, declaration: Any, known: Mapping[str, type], required: list[str]) -> None:
-    if not isinstance(declaration, dict):
-        raise _malformed(path, f"{label} is not a JSON object")
-    missing = [name for name in required if name not in declaration]
-    if missing:
-        raise _malformed(path, f"{label} is missing {', '.join(missing)}")
-    for name, value in declaration.items():
-        if name not in known:
-            raise _malformed(path, f"{label} has the unknown field {name!r}; known fields: {', '.join(known)}")
-        if not isinstance(value, known[name]):
-            raise _malformed(
-                path, f"{label} has {name} = {value!r}, which is not a {getattr(known[name], '__name__', known[name])}"
-            )
-
-
-def _malformed(path: Path, fault: str) -> InvalidInput:
-    return InvalidInput(f"{path.name} is not a table contract: {fault}. See schemas/table.schema.json for the format.")
 
 
 def arrow_schema(contract: Contract) -> pa.Schema:

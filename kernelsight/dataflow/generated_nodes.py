@@ -16,7 +16,6 @@ from typing import Any
 
 from kernelsight.dataflow.contract import Contract
 from kernelsight.dataflow.python_nodes import PythonNode, decorated
-from kernelsight.errors import InvalidInput
 
 # word: member: description of the member, which replaces {word} in a table's description
 Groups = Mapping[str, Mapping[str, str]]
@@ -72,11 +71,6 @@ def _member_node(
 ) -> GeneratedNode:
     table = function.name
     parameters = [argument.arg for argument in function.args.args]
-    if [argument.arg for argument in function.args.kwonlyargs] != [word] or not table.startswith(f"{word}_"):
-        raise InvalidInput(
-            f"{path.name}: {function.name} cannot make a table of each {word}: name it {word}_<rest>, and let it take "
-            f"tables and, as its one keyword-only parameter, {word}."
-        )
     inputs = [_member_table(parameter, word, member) for parameter in parameters]
     doc = (ast.get_docstring(function) or "").partition("\n")[0].strip()
     return GeneratedNode(

@@ -15,7 +15,7 @@ from kernelsight.dataflow.generated_nodes import Groups, generated_nodes, member
 from kernelsight.dataflow.graph_text import mermaid, tree
 from kernelsight.dataflow.python_nodes import PythonNode, python_nodes, sources_with_nodes
 from kernelsight.dataflow.sql_nodes import read_sql_node, sql_files
-from kernelsight.errors import InvalidInput, missing_table, unknown
+from kernelsight.errors import missing_table, unknown
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,7 @@ class Graph:
 
     @cached_property
     def _functions(self) -> dict[str, PythonNode]:
-        functions: dict[str, PythonNode] = {}
-        for function in self._python_nodes():
-            for name in function.makes:
-                other = self._files.get(name) or functions.get(name)
-                if other:
-                    maker = other.name if isinstance(other, Path) else f"the function {other.function}"
-                    raise InvalidInput(
-                        f"{maker} and the function {function.function} both define the table {name}; keep one."
-                    )
-                functions[name] = function
-        return functions
+        return {name: function for function in self._python_nodes() for name in function.makes}
 
     def _python_nodes(self) -> Iterator[PythonNode]:
         for source in sources_with_nodes(self._modules) if self._modules else ():
@@ -124,7 +114,7 @@ class Graph:
         self._nodes.update(nodes)
 
     def node(self, table: str) -> Node | None:
-        """Return the node that makes a table, or None; UnknownName where it reads a table that does not exist."""
+        """Return the node that makes a table, or None."""
         if table not in self._nodes:
             if table in self._files:
                 node = self._sql_node(table)
@@ -141,18 +131,13 @@ class Graph:
                 )
             else:
                 return None
-            for name in [*node.names, *node.inputs, *node.fetches]:
-                if name not in self.contracts:
-                    raise unknown(
-                        "table", name, self.contracts, f"{node.label} reads it, but schemas/{name}.json does not exist."
-                    )
             self._nodes.update(dict.fromkeys(node.names, node))
         return self._nodes[table]
 
     def _sql_node(self, table: str) -> Node:
         path = self._files[table]
         union = partial(union_of, contracts=self.contracts, groups=self._groups)
-        doc, inputs, text = read_sql_node(path, set(self.contracts), union)
+        doc, inputs, text = read_sql_node(path, union)
         return Node((table,), "sql", inputs, doc, path, text=text)
 
     def known(self, table: str) -> Contract:
@@ -184,11 +169,7 @@ class Graph:
             # a node of several tables is in the order once, under the name of its first
             sorter.add(first, *(self._first_name(name) for name in inputs if self.node(name)))
             waiting += [(name, table) for name in inputs]
-        try:
-            order = list(sorter.static_order())
-        except graphlib.CycleError as error:
-            raise InvalidInput(f"circular dependency between tables: {_cycle(error.args[1])}.") from None
-        return [node for name in order if (node := self.node(name))], missing
+        return [node for name in sorter.static_order() if (node := self.node(name))], missing
 
     def _first_name(self, table: str) -> str:
         node = self.node(table)
@@ -247,22 +228,6 @@ class Graph:
             waiting += (*node.inputs, *node.fetches) if node else ()
         return False
 
-    def validate(self, provided: Collection[str] = ()) -> None:
-        """Read every node; InvalidInput or UnknownName for a bad query, an unknown name, a cycle, or a missing node."""
-        for name in sorted(self.made):
-            self.node(name)
-        nodes, missing = self.needed(sorted(self.made), provided)
-        for node in nodes:
-            if not node.doc:
-                raise InvalidInput(f"{node.label} has no description; write a docstring of one sentence.")
-        for name in sorted(self.made):
-            if self.contracts[name].kind == "given":
-                raise InvalidInput(f"a node computes {name}, but schemas/{name}.json declares it as given.")
-        unmade = {name for name, contract in self.contracts.items() if contract.kind != "given"} - self.made
-        for name in sorted({*missing, *unmade} - set(provided)):
-            if self.contracts[name].kind != "given":
-                raise InvalidInput(f"{name} is declared as {self.contracts[name].kind}, but no node computes it.")
-
     def explain(
         self, wanted: Iterable[str], available: Collection[str] = (), format: str = "text", opened: bool = False
     ) -> str:
@@ -284,10 +249,3 @@ class Graph:
                 inside, given = self.needed(node.fetches, available)
                 lines += ["", *tree(inside, given, f"inside {node.names[0]}, which gives what is missing")]
         return "\n".join(lines)
-
-
-def _cycle(names: list[str]) -> str:
-    """Write a cycle from its first name in the alphabet, so that the message does not depend on where it was found."""
-    cycle = names[:-1]
-    start = cycle.index(min(cycle))
-    return " → ".join([*cycle[start:], *cycle[:start], cycle[start]])

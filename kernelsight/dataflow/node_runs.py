@@ -125,16 +125,17 @@ class NodeRuns(TableStore):
             raise RunFailed(f"{node.label} failed: {complaint(error)}.") from error
 
     def _run_function(self, node: Node, wanted: Collection[str]) -> Mapping[str, Any]:
+        tables = {name: self._fetch(name) for name in node.inputs}
         services = {
+            "tables": tables,
             "wanted": frozenset(wanted),
             "read": Reader(self, node),
             "threads": self.threads,
             "fork": self.fork,
             "report": self.report or (lambda text: None),
         }
-        results = node.function(
-            **{name: self._fetch(name) for name in node.inputs}, **{name: services[name] for name in node.services}
-        )
+        parameters = {} if "tables" in node.services else tables
+        results = node.function(**parameters, **{name: services[name] for name in node.services})
         if not isinstance(results, Mapping):
             results = {node.names[0]: results}
         if not set(wanted) <= set(results) <= set(node.names):

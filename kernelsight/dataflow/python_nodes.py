@@ -1,10 +1,10 @@
 """Python nodes: functions marked with the tables that they make (``produces``), in the module that holds the work.
 
-Parameters are input tables by name. Keyword-only parameters are services of the session: ``wanted`` (which of the
-node's tables are needed), ``read`` (fetches columns and rows of the tables that ``reads`` declares), ``threads`` (how
-many it may use; None: its own choice), ``fork`` (makes a copy of the session, in which the node may give other rows and
-compute what ``reads`` declares) and ``report`` (prints progress). Nodes are read from the source of a package's
-modules, so that drawing the graph imports nothing heavy.
+Parameters are input tables by name; many are named by ``takes``, for the parameter ``tables``. Keyword-only parameters
+are services of the session: ``wanted`` (which of the node's tables are needed), ``read`` (fetches columns and rows of
+the tables that ``reads`` declares), ``threads`` (how many it may use; None: its own choice), ``fork`` (makes a copy of
+the session, in which the node may give other rows and compute what ``reads`` declares) and ``report`` (prints
+progress). Nodes are read from the source of a package's modules, so that drawing the graph imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelsight.errors import InvalidInput
-
-SERVICES = ("wanted", "read", "threads", "fork", "report")
 # a decorated function in the source of a module: parsing whole modules would take five times as long
 DECORATED = re.compile(r"^(?:@.*\n(?:[ )].*\n)*)+def .*\n(?:(?:[ )].*)?\n)*", re.MULTILINE)
 MARKS = ("\n@produces(", "\n@for_each(")
@@ -59,6 +56,15 @@ def reads(*tables: str) -> Callable[[Callable], Callable]:
         return function
 
     return mark
+
+
+def takes(*tables: str) -> Callable[[Callable], Callable]:
+    """Declare the input tables of a function that takes them together, by name, as its only parameter ``tables``.
+
+    >>> @takes("scenarios", "requests")
+    ... def counted(*, tables): ...
+    """
+    return lambda function: function
 
 
 @dataclass(frozen=True)
@@ -106,18 +112,8 @@ def python_nodes(module: str, path: Path, functions: Iterable[ast.FunctionDef]) 
 
 
 def _read_function(module: str, path: Path, function: ast.FunctionDef, makes: tuple[str, ...]) -> PythonNode:
-    arguments = function.args
-    services = tuple(argument.arg for argument in arguments.kwonlyargs)
-    unknown_services = [name for name in services if name not in SERVICES]
-    if (
-        *(arguments.vararg, arguments.kwarg, unknown_services),
-        *(arguments.posonlyargs, arguments.defaults, [value for value in arguments.kw_defaults if value]),
-    ) != (None, None, [], [], [], []):
-        raise InvalidInput(
-            f"{path.name}: {function.name} cannot be a node of the graph: its parameters are input tables, so none "
-            f"may have a default, a star or be positional only, and keyword-only ones are {', '.join(SERVICES)}."
-        )
-    inputs = tuple(argument.arg for argument in arguments.args)
+    services = tuple(argument.arg for argument in function.args.kwonlyargs)
+    inputs = (*(argument.arg for argument in function.args.args), *decorated(function, "takes"))
     doc = (ast.get_docstring(function) or "").partition("\n")[0].strip()
     return PythonNode(module, function.name, makes, inputs, doc, path, decorated(function, "reads"), services)
 

@@ -14,8 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.column import BOUNDS, COMPARISONS, Column
-from kernelsight.dataflow.types import can_become, has_floats, is_finite, leaf_arrays, type_name
+from kernelsight.dataflow.types import (
+    BOUNDS,
+    COMPARISONS,
+    Column,
+    can_become,
+    has_floats,
+    is_finite,
+    leaf_arrays,
+    type_name,
+)
 from kernelsight.errors import dangling_reference
 
 _COMPARED = {">=": pc.greater_equal, ">": pc.greater, "<=": pc.less_equal, "<": pc.less, "<>": pc.not_equal}

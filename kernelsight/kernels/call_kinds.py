@@ -378,6 +378,9 @@ def _answer_tier(tier: str, kernel_measured: bool, hypothetical: bool, vendor_is
 def _evidence(kind: Mapping[str, Any], implementation: str, ran_on_generation: bool, measured: set[str]) -> str:
     """Return the sentence of ``kernel_latencies.evidence``; it ends with the version, where another was measured."""
     sentence, version = _data_behind(kind, implementation, ran_on_generation, measured), kind["version"]
+    requested = kind.get("requested_kernel") or implementation
+    if requested != implementation and requested not in sentence and kind["answer_tier"] != "roofline":
+        sentence += f", for {requested}, which no sweep holds"
     if version.measured or version.version is None or kind.get("engine_version") is None:
         return sentence
     return f"{sentence}, measured in {kind['engine']} {version.version}, not {kind['engine_version']}"

@@ -1,14 +1,14 @@
 """What an engine's version changes in a kernel's time: factors of measured versions on a fit to all of them.
 
-Rows of part version hold, by kernel, GPU and version, the logarithm of measured / fitted at KNOTS_US of latency. Rows
-without a GPU hold what versions have in common on all GPUs: a version that a GPU's sweep lacks takes the nearest
-earlier one, moved by how other GPUs moved since.
+Rows of part version hold, by kernel, GPU and version, the logarithm of measured / fitted at KNOTS_US of latency; with
+``log_sd`` where the GPU's sweep lacks the version, and those of its generation foretell it. A version that no row names
+takes the nearest earlier one. Rows without a GPU hold what GPUs have in common, for those whose sweeps lack the kernel.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,9 @@ from kernelsight.kernels.kernel_constants import rows_of_part
 KNOTS_US = (10.0, 50.0, 250.0)
 # of a 90 % interval of a normal distribution, in standard deviations
 HALF_OF_90 = 1.645
+# standard deviations of the logarithm of a move that GPUs of a generation foretell: of a small one, and of a large one
+# as a share of it (benches/versions.py, hidden versions)
+FORETOLD_SD, FORETOLD_SHARE = 0.023, 0.29
 NEWEST = (10**9,)
 
 
@@ -34,7 +37,7 @@ class VersionAnswer(NamedTuple):
 
 
 UNVERSIONED = VersionAnswer(np.zeros(len(KNOTS_US)), None, True, 0.0)
-_Known = dict[tuple[str, ...], tuple[str, np.ndarray]]  # by version_key: version, logs
+_Known = dict[tuple[int, ...], tuple[str, np.ndarray, float | None]]  # by version_key: version, logs, log_sd
 
 
 def version_key(version: str | None) -> tuple[int, ...]:
@@ -63,17 +66,15 @@ def version_at(
     """
     known, drift = memoised((coefficients,), ("versions", family), lambda: _known_versions(coefficients, family))
     name = (kernel["engine"], kernel["implementation"], kernel["dtype"])
-    own, common = known.get((*name, gpu), {}), known.get((*name, ""), {})
-    key, answers = version_key(asked), own or common
+    own = known.get((*name, gpu), {})
+    answers, key = own or known.get((*name, ""), {}), version_key(asked)
     if not answers:
         return UNVERSIONED
-    nearest = _at_or_before(answers, key)
-    version, logs = answers[nearest]
-    moved = _at_or_before(common, key) if common else nearest
-    if own and moved > nearest and nearest in common:
-        logs = logs + common[moved][1] - common[nearest][1]
-    measured = key == nearest or (asked is None and moved <= nearest)
-    return VersionAnswer(logs, version, bool(own) and measured, 0.0 if measured else drift)
+    nearest = at_or_before(answers, key)
+    _, logs, log_sd = answers[nearest]
+    swept = {at: version for at, (version, _, moved_sd) in answers.items() if moved_sd is None}
+    sd = (log_sd or 0.0) if asked is None or key == nearest else drift
+    return VersionAnswer(logs, swept[at_or_before(swept, nearest)], bool(own) and not sd, sd)
 
 
 def version_factor(latency_us: np.ndarray, logs: np.ndarray) -> np.ndarray:
@@ -88,8 +89,8 @@ def version_factor(latency_us: np.ndarray, logs: np.ndarray) -> np.ndarray:
     return np.exp(low + (high - low) * (at - below))
 
 
-def _at_or_before(versions: _Known, key: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the newest version up to ``key``; the oldest where all are newer."""
+def at_or_before(versions: Iterable[tuple[int, ...]], key: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the newest of versions, by ``version_key``, up to ``key``; the oldest where all are newer."""
     return max((name for name in versions if name <= key), default=min(versions))
 
 
@@ -102,5 +103,6 @@ def _known_versions(coefficients: pa.Table, family: str) -> tuple[dict[tuple[str
             drift = row["log_sd"]
             continue
         kernel = (row["engine"], row["implementation"], row["dtype"], row["gpu"] or "")
-        known.setdefault(kernel, {})[version_key(row["engine_version"])] = row["engine_version"], np.array(row["array"])
+        answer = row["engine_version"], np.array(row["array"]), row["log_sd"]
+        known.setdefault(kernel, {})[version_key(row["engine_version"])] = answer
     return known, drift

@@ -137,7 +137,7 @@ def choose(facts: Facts, rows: pa.Table, family: str, calls: Sequence[Mapping[st
     engine_version, None: the newest; implementation, where one is requested: it is chosen if a sweep on the vendor's
     GPUs ran it. Otherwise criteria apply in this order: a GPU no newer, the engine, the GPU, its generation or the
     nearest one, number formats, head width; then the most frequent kernel of the version. Kernels of other vendors are
-    never chosen: UNKNOWN where its own has none.
+    never chosen: UNKNOWN where its own has none and none is requested.
     """
     counts = _kernel_counts(rows, family)
     return [_choose(facts, counts, call) for call in calls]
@@ -157,7 +157,7 @@ def _choose(facts: Facts, counts: KernelCounts, call: Mapping[str, Any]) -> tupl
     gpus, kernels, vendor = counts.gpu.values, counts.implementation, facts.vendor.get(call["gpu"])
     of_vendor = np.flatnonzero(counts.gpu.mapped([facts.vendor.get(gpu) == vendor for gpu in gpus]))
     if not of_vendor.size:
-        return UNKNOWN, False
+        return requested or UNKNOWN, False
     generation = facts.generation.get(call["gpu"])
     capability = facts.capability.get(call["gpu"], 0.0)
     newer = counts.gpu.mapped([facts.capability.get(gpu, 0.0) for gpu in gpus]) - capability

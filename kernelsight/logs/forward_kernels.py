@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.kernel_names import with_families
 from kernelsight.logs.log_run import LogFormat, LogRun
+from kernelsight.logs.profiles import with_families
 
 NAME = "forward-kernels"
 _RANK = re.compile(r"^(?P<case>.+?)\.rank(?P<rank>\d+)\.(?:trace|kernels)")

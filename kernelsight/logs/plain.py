@@ -72,14 +72,15 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
     """Create the view ``given`` of the file's columns: text from CSV and JSON, any type from Parquet."""
     compression = f"compression='{'gzip' if file.compressed else 'none'}'"
     if file.kind == "parquet":
-        mapped = {_source(column, file_column).column for column, file_column in columns.items()}
+        mapped = {source_of(column, file_column).column for column, file_column in columns.items()}
         read_columns = mapped | {column.name for column in contracts()["production_requests"].columns}
         check_parquet(file.path, file.size, partial(unusable, file.path, advice="Give a part of it."), read_columns)
         source = f"read_parquet({file.sql_path})"
     elif file.kind == "json":
         lists = {"hash_ids": "BIGINT[]", "chunk_gaps_ms": "FLOAT[]"}
         types = {
-            _source(column, file_column).column: lists.get(column, "VARCHAR") for column, file_column in columns.items()
+            source_of(column, file_column).column: lists.get(column, "VARCHAR")
+            for column, file_column in columns.items()
         }
         names = columns_of(file)
         types |= {name: lists.get(name, "VARCHAR") for name in names if name not in types}
@@ -126,25 +127,27 @@ def count_ragged(connection: duckdb.DuckDBPyConnection, file: LogFile, run: LogR
         run.faults.add("unreadable_line", count, f"line {first_bad_line}", more)
 
 
-class _Source(NamedTuple):
+class Source(NamedTuple):
     """Source of a column: a column of the file with the factor to its unit, or a value for all rows."""
 
     column: str
     factor: float = 1.0
     value: str | None = None
+    unit: str | None = None
 
 
-def _source(column: str, file_column: str) -> _Source:
+def source_of(column: str, file_column: str) -> Source:
     """Return the source of a column from what ``--columns`` maps to it; InvalidInput: it is empty."""
     if file_column.startswith("="):
-        return _Source("", value=file_column[1:])
+        return Source("", value=file_column[1:])
     match = _FILE_COLUMN.match(file_column)
     if not match:
         raise InvalidInput(
             f"--columns {column}= names no column; write {column}=name, or {column}==value for all rows."
         )
     unit = match.group("unit")
-    return _Source(match.group("name"), 1.0 if unit is None else UNITS[unit] * (1.0 if column in TIMES else 1e3))
+    factor = 1.0 if unit is None else UNITS[unit] * (1.0 if column in TIMES else 1e3)
+    return Source(match.group("name"), factor, unit=unit)
 
 
 def read_rows(connection: duckdb.DuckDBPyConnection, run: LogRun, label: str, columns: Columns) -> None:
@@ -192,19 +195,19 @@ def _filled(file_column: str) -> str:
     return f"(given.{quote(file_column)} is not null and trim(given.{quote(file_column)}::varchar) <> '')"
 
 
-def _sources(label: str, present: set[str], columns: Columns, known_columns: Sequence[str]) -> dict[str, _Source]:
+def _sources(label: str, present: set[str], columns: Columns, known_columns: Sequence[str]) -> dict[str, Source]:
     """Return the source of each column, mapped or of equal name; InvalidInput: a required one is missing."""
     for name in columns:
         if name not in known_columns:
             raise unknown("column", name, known_columns, "--columns takes our name = the name in the file.")
-    sources = {name: _source(name, file_column) for name, file_column in columns.items()}
+    sources = {name: source_of(name, file_column) for name, file_column in columns.items()}
     for name, source in sources.items():
         if source.value is None and source.column not in present:
             close = nearest(source.column, present) or sorted(present)
             raise unusable(label, f"has no column {source.column!r} for {name}", f"It has {', '.join(close[:8])}.")
-    sources |= {name: _Source(name) for name in known_columns if name in present and name not in sources}
+    sources |= {name: Source(name) for name in known_columns if name in present and name not in sources}
     if "external_id" not in sources and "request_id" in present:
-        sources["external_id"] = _Source("request_id")
+        sources["external_id"] = Source("request_id")
     missing = [name for name in REQUIRED[1:] if name not in sources]
     missing = ([] if set(TIMES) & set(sources) else ["arrival_s"]) + missing
     if missing or not set(LATENCIES) & set(sources):
@@ -218,7 +221,7 @@ def _sources(label: str, present: set[str], columns: Columns, known_columns: Seq
     return sources
 
 
-def _expression(column: str, column_type: str, source: _Source, column_types: Mapping[str, str]) -> str:
+def _expression(column: str, column_type: str, source: Source, column_types: Mapping[str, str]) -> str:
     """Return SQL for a column of ``production_requests``; null for a value that is not of its type."""
     name = f"given.{quote(source.column)}" if source.value is None else literal(source.value)
     if column == "status":
@@ -241,7 +244,7 @@ def _expression(column: str, column_type: str, source: _Source, column_types: Ma
 
 
 def _check_zones(
-    connection: duckdb.DuckDBPyConnection, label: str, sources: Mapping[str, _Source], column_types: Mapping[str, str]
+    connection: duckdb.DuckDBPyConnection, label: str, sources: Mapping[str, Source], column_types: Mapping[str, str]
 ) -> None:
     """Check that dates as text have a time zone, without which logs cannot be aligned; InvalidInput: one has none."""
     for column in TIMES:

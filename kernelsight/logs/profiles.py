@@ -11,10 +11,11 @@ from typing import Any
 import polars as pl
 
 from kernelsight.files.sqlite_files import query_sqlite
+from kernelsight.kernels.kernel_names import family_column
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.kernel_names import with_families
-from kernelsight.logs.log_run import LogFormat, LogRun
+from kernelsight.logs.log_run import Faults, LogFormat, LogRun
 
+MOST = 1e15  # largest plausible time in us (30 years) and number of calls
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _KERNELS = """
 select s.value as name, k.deviceId as rank, count(*) as calls, sum(k.end - k.start) as total_ns,
@@ -94,6 +95,28 @@ def kernel_run(file: LogFile, name: str, frame: pl.DataFrame) -> LogRun:
     )
     run.kernels = with_families(kernels, run.faults).sort("rank", "total_us", "name", descending=[False, True, False])
     return run
+
+
+def with_families(kernels: pl.DataFrame, faults: Faults, names: str = "name") -> pl.DataFrame:
+    """Return kernels with the column ``family``, by their names in the column ``names``.
+
+    Kernels whose rank, calls or time is negative or above MOST are dropped, and counted in ``faults`` as
+    impossible_kernel; those without a family as no_family.
+
+    >>> frame = pl.DataFrame({"name": ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "my_kernel"]})
+    >>> with_families(frame, Faults())["family"].to_list()
+    ['all_reduce', None]
+    """
+    figures = [name for name in ("total_us", "span_us", "rank", "calls") if name in kernels.columns]
+    is_possible = pl.all_horizontal(
+        pl.lit(True), *(pl.col(name).cast(pl.Float64).fill_null(0.0).is_between(0.0, MOST) for name in figures)
+    )
+    impossible = kernels.filter(~is_possible)
+    faults.add("impossible_kernel", impossible.height, impossible["name"].first() if impossible.height else None)
+    possible = kernels.filter(is_possible).with_columns(family_column(names))
+    unknown = possible.filter(pl.col("family").is_null())
+    faults.add("no_family", unknown.height, unknown["name"].first() if unknown.height else None)
+    return possible
 
 
 CHROME = LogFormat("chrome-trace", "kernels", "a Chrome trace of torch.profiler", _chrome, read_chrome_traces)

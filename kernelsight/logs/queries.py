@@ -31,8 +31,13 @@ def _recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
     if file.kind != ("text" if "matches" in form else "json"):
         return False
     if "matches" in form:
-        return all(_column(file, pattern) for pattern in form["matches"].values())
+        header = form.get("header", {}).get("is")
+        return _is_table(file, form) or bool(header and re.search(header, file.text[:4096], re.MULTILINE))
     return _has(file, form["any"]) or _has(file, form.get("beside", {}).get("any", ()))
+
+
+def _is_table(file: LogFile, form: Mapping[str, Any]) -> bool:
+    return all(_column(file, pattern) for pattern in form["matches"].values())
 
 
 def _column(file: LogFile, pattern: str) -> str | None:
@@ -48,7 +53,13 @@ def _read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
 
     InvalidInput: no record, records of another version, or samples of one moment.
     """
-    beside = form.get("beside")
+    beside, header = form.get("beside"), form.get("header")
+    if header:
+        texts = [file.text for file in files if not _is_table(file, form)]
+        files = [file for file in files if _is_table(file, form)] or [*files]
+        form = {**form, "columns": _with_header(form["columns"], texts, header["values"])}
+        if not _is_table(files[0], form):
+            raise unusable(files[0].path, *header["alone"])
     exports = [file for file in files if beside and _has(file, beside["any"]) and not _has(file, form["any"])]
     runs = [_run(file, form, exports) for file in files if file not in exports]
     folders = {run.file.path.parent for run in runs}
@@ -61,14 +72,22 @@ def _read(files: Sequence[LogFile], form: Mapping[str, Any]) -> list[LogRun]:
     return runs
 
 
+def _with_header(columns: str, texts: Sequence[str], values: Mapping[str, Sequence[str]]) -> str:
+    """Return SQL with the values that headers beside a table state, each by its pattern, or as stated without one."""
+    for name, (pattern, without) in values.items():
+        found = (re.search(pattern, text, re.MULTILINE) for text in texts)
+        columns = columns.replace(f"{{{name}}}", literal(next((match[1] for match in found if match), without)))
+    return columns
+
+
 def _run(file: LogFile, form: Mapping[str, Any], exports: Sequence[LogFile]) -> LogRun:
     run = LogRun(file, form["form"], clock=form.get("clock", "unix"))
     drops = form.get("drops", {})
     rules = drops | form.get("notes", {})
-    columns = form["columns"].replace("{file}", literal(file.name))
+    columns = form["columns"] + "".join(f', coalesce({sql}, false) as "{rule}"' for rule, sql in rules.items())
+    columns = columns.replace("{file}", literal(file.name))
     for name, pattern in (form.get("matches", {}) | form.get("optional", {})).items():
         columns = columns.replace(f"{{{name}}}", quote(column) if (column := _column(file, pattern)) else "null")
-    columns += "".join(f', coalesce({sql}, false) as "{rule}"' for rule, sql in rules.items())
     frame = _csv_rows(file, columns, run) if "matches" in form else _json_rows(file, form, columns, run)
     if "refused" in frame.columns and (said := frame["refused"].drop_nulls()).len():
         raise unusable(file.path, said[0], form["refused"])
@@ -104,7 +123,7 @@ def _types(fields: Mapping[str, Any]) -> dict[str, str]:
 def _csv_rows(file: LogFile, columns: str, run: LogRun) -> pl.DataFrame:
     connection = cursor_for_values()
     try:
-        frame = connection.sql(f"select row_number() over () as line, {columns} from {csv_source(file)}").pl()
+        frame = connection.sql(f"select row_number() over () as line, {columns} from {csv_source(file)} as rows").pl()
         count_ragged(connection, file, run)
     except duckdb.Error as problem:
         raise unusable(file.path, f"cannot be read as a table ({first_line(problem)})", DAMAGED) from None

@@ -9,7 +9,6 @@ from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs import (
     bench_results,
-    blis,
     forward_kernels,
     genai_perf,
     guidellm,
@@ -43,7 +42,7 @@ def formats() -> tuple[LogFormat, ...]:
     return (
         *bench_results.FORMATS,
         *queries.formats(),
-        *(module.FORMAT for module in (guidellm, genai_perf, inference_perf, otlp, blis, measured_runs, plain)),
+        *(module.FORMAT for module in (guidellm, genai_perf, inference_perf, otlp, measured_runs, plain)),
         *map(_of_row, facts("log_forms").to_pylist()),
         *(prometheus.FORMAT, forward_kernels.FORMAT, profiles.CHROME, profiles.NSYS),
     )
@@ -119,7 +118,7 @@ def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> Inval
     if candidates:
         cause = f"is {candidates[0].written_by}; give it with {' or '.join(others)} instead of {FLAGS[role]}"
     elif line:
-        cause = f"is of no known format, and looks like a table of requests; try {line}"
+        cause = f"looks like a table of requests; try {line}"
     elif role == "requests" and any(set(trace.required()) <= columns for trace in trace_formats() if trace.arrival):
         cause = "is a trace: it has arrivals and lengths, and no latency to compare; replay it with simulate --trace"
     elif role == "requests" and any(name.rpartition(".")[2] in TEXTS for name in file.fields):

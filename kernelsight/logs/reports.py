@@ -13,6 +13,7 @@ from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.labels import IGNORED, label_of, unit_of, value_in
 from kernelsight.logs.log_run import LogRun
 from kernelsight.logs.summaries import statistic
+from kernelsight.scenario.proposed_columns import columns_flag
 
 # statistics by (metric, statistic)
 Statistics = dict[tuple[str, str], float]
@@ -267,6 +268,8 @@ def recognises(file: LogFile, form: Mapping[str, Any]) -> bool:
         return False
     if file.kind not in ("text", "json") or not _WORDS.search(file.text):
         return False
+    if file.kind == "text" and len(file.columns) > 2 and columns_flag(sorted(file.columns)):
+        return False  # a table of requests, each of which has a latency and a duration of its own
     return any(is_whole(found) for _, found in blocks_of(fragments_of(file.text)))
 
 

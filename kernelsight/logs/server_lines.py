@@ -12,7 +12,7 @@ import polars as pl
 from kernelsight.logs.files import LogFile, unusable
 from kernelsight.logs.labels import fields_of
 from kernelsight.logs.log_run import LogRun
-from kernelsight.logs.settings import non_default_args
+from kernelsight.logs.settings import stated_by
 from kernelsight.logs.steps import finish_steps
 from kernelsight.logs.windows import load_of_windows
 
@@ -90,11 +90,10 @@ def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
     previous_s = None
     has_steps = form["role"] == "steps"
     for number, line in enumerate(file.lines(), 1):
-        if has_steps and "non-default args" in line:
-            run.settings |= non_default_args(line)
-        line = line[:LONGEST]
-        if not signature.search(line):
+        if not signature.search(line[:LONGEST]):
+            run.settings |= stated_by(line)
             continue
+        line = line[:LONGEST]
         if line in seen and not has_steps:
             run.faults.add("repeated_line", 1, f"line {len(seen) + 1}")
             continue

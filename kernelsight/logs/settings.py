@@ -12,6 +12,8 @@ from kernelsight.files.redaction import names_secret, redacted_text
 
 LONGEST_VALUE = 200
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
+# vLLM 0.11.0 openai/api_server.py, 0.33.0 common/startup.py; v1/engine/core.py
+_VERSION = re.compile(r"vLLM (?:API )?server version ([\w.+]{1,40})|LLM engine \(v([\w.+]{1,40})\)")
 
 
 def flat_settings(values: Mapping[str, Any], place: str) -> dict[str, tuple[str, str]]:
@@ -32,12 +34,16 @@ def flat_settings(values: Mapping[str, Any], place: str) -> dict[str, tuple[str,
     return settings
 
 
-def non_default_args(line: str) -> dict[str, tuple[str, str]]:
-    """Return the settings in vLLM's log line "non-default args: {...}"; empty for another line.
+def stated_by(line: str) -> dict[str, tuple[str, str]]:
+    """Return the settings in vLLM's log lines of its arguments and its version; empty for another line.
 
-    >>> non_default_args("INFO 11-22 [api.py:1] non-default args: {'model': 'demo', 'max_num_seqs': 64}")
+    >>> stated_by("INFO 11-22 [api.py:1] non-default args: {'model': 'demo', 'max_num_seqs': 64}")
     {'model': ('demo', 'non-default args'), 'max_num_seqs': ('64', 'non-default args')}
+    >>> stated_by("(APIServer pid=1) INFO 11-22 [api_server.py:1839] vLLM API server version 0.11.0")
+    {'engine_version': ('0.11.0', 'version of the server')}
     """
+    if version := _VERSION.search(line):
+        return {"engine_version": (version[1] or version[2], "version of the server")}
     match = _ARGUMENTS.search(line)
     if not match:
         return {}

@@ -18,14 +18,13 @@ from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.bounded_values import parse_yaml
 from kernelsight.files.budget import ARCHITECTURE
-from kernelsight.models.config_fields import ConfigFields, Field
+from kernelsight.models.config_fields import ConfigFields, Field, longest_context
 from kernelsight.models.expressions import Expression
 from kernelsight.models.field_files import FIELD, SCALAR, FieldFile, FieldScope, line_of, misfit
-from kernelsight.models.limits import longest_context
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
-    from kernelsight.dataflow.column import Column
+    from kernelsight.dataflow.types import Column
 
 FOLDER = Path(__file__).parent.parent / "catalog" / "architectures"
 # far above any model: a typo must not make a list of a billion layers

@@ -13,9 +13,8 @@ from typing import Any
 from kernelsight import errors
 from kernelsight.files.bounded_values import read_json
 from kernelsight.models.architectures import Shape, architecture_of, shape_of
-from kernelsight.models.config_fields import ConfigFields
+from kernelsight.models.config_fields import ConfigFields, check_heads, check_rope, check_total
 from kernelsight.models.config_forms import as_config, read_gguf
-from kernelsight.models.limits import check_heads, check_rope, check_total
 from kernelsight.models.quantization import read_formats
 
 CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kernelsight import errors
+from kernelsight.catalog.tables import catalogue_yaml
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import open_file, read_text
-from kernelsight.files.bounded_values import parse_yaml
+from kernelsight.files.bounded_files import open_file
 from kernelsight.number_format import number
 
-FORMS_FILE = Path(__file__).parent.parent / "catalog" / "config_forms.yaml"
 # metadata of a GGUF file: its vocabulary is the largest part
 MOST_BYTES, MOST_ENTRIES = 1 << 27, 1 << 22
 # struct formats of GGUF's types of values by number; 8 is text, 9 a list
@@ -34,7 +32,7 @@ def as_config(content: Mapping[str, Any], label: str) -> Mapping[str, Any]:
     """
     if "architectures" in content:
         return content
-    for form in _forms().values():
+    for form in catalogue_yaml("config_forms").values():
         if all(_value(content, name) is not None for name in form["has"]):
             return _converted(content, form, label)
     return content
@@ -71,11 +69,6 @@ def _value(content: Mapping[str, Any], name: str) -> Any:
     holder, _, rest = name.partition(".")
     inner = content.get(holder)
     return _value(inner, rest) if rest and isinstance(inner, Mapping) else None
-
-
-@cache
-def _forms() -> dict[str, dict[str, Any]]:
-    return parse_yaml(read_text(FORMS_FILE, lambda problem: InvalidInput(f"{FORMS_FILE} {problem}.")), InvalidInput)[0]
 
 
 def read_gguf(path: Path) -> dict[str, Any]:

@@ -9,18 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelsight import errors
-from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import read_text
-from kernelsight.files.bounded_values import parse_yaml
 from kernelsight.models.config_fields import ConfigFields, Field
 from kernelsight.models.expressions import Expression
 from kernelsight.models.field_files import FieldFile, FieldScope
 
-METHODS_FILE = Path(__file__).parent.parent / "catalog" / "quantization_methods.yaml"
 # paths of the decoder in text-only and multimodal checkpoints
 DECODER_PATHS = ("model.", "model.language_model.", "language_model.model.", "backbone.")
 
@@ -62,19 +57,14 @@ def of_weights_alone(number_format: str) -> bool:
 @cache
 def _methods() -> dict[str, Method]:
     """Return the methods by quant_method."""
-    from kernelsight.caches.disk_cache import cached_for_program
-    from kernelsight.catalog.tables import program
+    from kernelsight.catalog.tables import catalogue_yaml
 
-    declared = cached_for_program(program(), "quantization_methods", lambda: parse_yaml(_text(), InvalidInput)[0])
+    declared = catalogue_yaml("quantization_methods")
     return {name: _method(name, content) for name, content in declared.items()}
 
 
-def _text() -> str:
-    return read_text(METHODS_FILE, lambda problem: InvalidInput(f"{METHODS_FILE} {problem}."))
-
-
 def _method(name: str, content: Mapping[str, Any]) -> Method:
-    reading = FieldFile(f"{METHODS_FILE.name}, {name}", "")
+    reading = FieldFile(f"quantization_methods.yaml, {name}", "")
     fields = reading.fields(content.get("fields", {}))
     forms = tuple(
         (

@@ -6,7 +6,7 @@ A page is made once for each verb (``present/pages``), and has three faces: a te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Page(NamedTuple):
     repeat: Sequence[str] = ()
 
 
-def queried(session: Session, figures: Sequence[Figure]) -> list[Figure]:
+def queried(session: Session, figures: Iterable[Figure]) -> list[Figure]:
     """Return figures with the rows of their queries."""
     return [figure._replace(rows=session.query(figure.sql).to_pylist()) for figure in figures]
 

@@ -69,7 +69,7 @@ def columns_flag(names: Iterable[str], taken: Iterable[str] = (), *, latencies: 
         return None
     if not latencies:
         proposals = {column: name for column, name in proposals.items() if column in REQUIRED}
-    words = (f"{column}={file_column}" for column, file_column in proposals.items())
+    words = (f"{column}={file_column}" for column, file_column in proposals.items() if column != file_column)
     return "--columns " + " ".join(f"'{word}'" if re.search(r"[^\w.=\[\]-]|\[", word) else word for word in words)
 
 

@@ -244,22 +244,14 @@ def resolve_model(session: Session, name: str, architecture: str | None = None) 
 
 def resolve_gpu(session: Session, name: str) -> str:
     """Return the name of a GPU in the session's tables; UnknownName with the nearest names."""
-    from kernelsight.scenario.gpu_names import find_gpu
+    from kernelsight.catalog.gpu_names import gpu_named
 
-    gpus = session.table("gpus")["gpu"].to_pylist()
-    canonical = name.lower().replace("-", "_")
-    for spelling in (name, canonical):
-        if spelling in gpus:
-            return spelling
-    gpu_name = find_gpu(name)
-    if gpu_name is None or gpu_name.gpu not in gpus:
-        raise unknown("GPU", name, gpus, "Define other GPUs with --gpus FILE.")
-    return gpu_name.gpu
+    return gpu_named(name, session.table("gpus")["gpu"].to_pylist(), "Define other GPUs with --gpus FILE.")
 
 
 def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each GPU whose name in ``flags`` has several boards, on the one that is assumed."""
-    from kernelsight.scenario.gpu_names import find_gpu
+    from kernelsight.catalog.gpu_names import find_gpu
 
     gpus, sentences = set(session.table("gpus")["gpu"].to_pylist()), []
     for name in dict.fromkeys(str(flags[flag]) for flag in ("gpu", "prefill_gpu") if flags.get(flag) is not None):

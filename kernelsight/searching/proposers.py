@@ -44,8 +44,6 @@ class Proposer:
     """Takes configurations from a source, keeps those of the space, and counts the others."""
 
     def __init__(self, source: Source, arrays: SpaceArrays, ids: np.ndarray, per_round: int) -> None:
-        if per_round < 1:
-            raise InvalidInput(f"--proposals is {per_round}; give a whole number above 0.")
         self.source, self.wanted = source, per_round
         self.places = {str(name): row for row, name in enumerate(ids)}
         first_configuration = json.loads(arrays.parameters[0])

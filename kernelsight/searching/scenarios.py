@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pyarrow as pa
+
+from kernelsight.catalog.gpu_names import find_gpu
+from kernelsight.catalog.tables import contracts
+from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, nearest, unknown
-from kernelsight.files.numbers import is_number
-from kernelsight.scenario.gpu_names import find_gpu
+from kernelsight.scenario.flag import options_of
 from kernelsight.searching.arrays import SpaceArrays
 
-POLICIES = ("random", "order", "greedy", "selective")
-PROPOSERS = ("pool", "neighbours", "given")
-DEFAULTS: dict[str, Any] = {
-    **{"seed": 0, "budget_measurements": 100, "budget_s": None, "batch": 5, "proposer": "pool"},
-    **{"samples_per_parent": 16, "measure_per_parent": 4, "forecaster": "transfer", "policy": "selective"},
-    **{"anchor": None, "source_gpus": None, "random_share": 0.1, "stop_expected_gain": None},
-}
-COLUMNS = ("search_id", "space", "gpu", *DEFAULTS)
+_FLAGS = options_of("search_scenarios")["search"]
+DEFAULTS: dict[str, Any] = {flag.column: flag.default for flag in _FLAGS} | {"random_share": 0.1}
+COLUMNS = ("search_id", *DEFAULTS)
+POLICIES = next(flag.choices for flag in _FLAGS if flag.name == "policy")
 
 
 def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -44,29 +43,9 @@ def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check(scenario: Mapping[str, Any]) -> None:
-    """Raise InvalidInput or UnknownName for invalid budgets, batches, shares or names of a scenario."""
-    budget = scenario["budget_measurements"]
-    if not is_number(budget) or budget <= 0 or budget != int(budget):
-        raise InvalidInput(f"the budget is {budget} measurements; give a whole number above 0.")
-    seconds = scenario["budget_s"]
-    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
-        raise InvalidInput(f"the budget is {seconds:g} s of measuring; give a finite time above 0.")
-    for name in ("batch", "samples_per_parent", "measure_per_parent"):
-        if scenario[name] <= 0:
-            raise InvalidInput(f"{name} is {scenario[name]}; give a whole number above 0.")
-    if scenario["measure_per_parent"] > scenario["samples_per_parent"]:
-        raise InvalidInput(
-            f"measure_per_parent is {scenario['measure_per_parent']}, but only {scenario['samples_per_parent']} "
-            "candidates are proposed per parent; measure at most as many."
-        )
-    if not 0.0 <= scenario["random_share"] < 1.0:
-        raise InvalidInput(f"random_share is {scenario['random_share']}; give a share from 0 to below 1.")
-    stop = scenario["stop_expected_gain"]
-    if stop is not None and not (math.isfinite(stop) and stop >= 0):
-        raise InvalidInput(f"stop_expected_gain is {stop}; give a number of candidates, 0 or more.")
-    for name, words in (("policy", POLICIES), ("proposer", PROPOSERS)):
-        if scenario[name] not in words:
-            raise unknown(name, str(scenario[name]), words, f"Known: {', '.join(words)}.")
+    """Raise ContractBroken for budgets, batches, shares or names of a scenario that its table does not allow."""
+    names = {name: scenario.get(name) or "" for name in ("search_id", "space", "gpu")}
+    conform(pa.Table.from_pylist([dict(scenario) | names]), contracts()["search_scenarios"])
 
 
 def as_spelled(arrays: SpaceArrays, scenario: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from kernelsight.caches.journal import Journal, journal_path
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
-from kernelsight.searching.forecast_sources import with_forecasts
 from kernelsight.searching.journal import digest, journaled, journaled_proposals, measured_by, open_journal
 from kernelsight.searching.proposers import Proposer
 from kernelsight.searching.replays import as_table, replay
@@ -22,7 +21,7 @@ from kernelsight.searching.rounds import GIVEN, Measure
 from kernelsight.searching.scenarios import as_spelled, check, check_in
 from kernelsight.searching.search_tables import TABLES, search_rows
 from kernelsight.searching.space_files import SpaceTables
-from kernelsight.searching.targets import Target, target_of, truth_of
+from kernelsight.searching.targets import Target, target_of, truth_of, with_forecasts
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session

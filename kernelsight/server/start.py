@@ -16,7 +16,7 @@ from kernelsight.server.live_engines import LiveEngines
 from kernelsight.serving.engine.inputs import Routing
 from kernelsight.serving.engine.records import ROUTERS
 from kernelsight.serving.load.prompts import estimated_tokens, read_tokenizer
-from kernelsight.serving.runs.deployed import Deployed
+from kernelsight.serving.runs.step_times import Deployed
 
 if TYPE_CHECKING:
     from kernelsight.server.app import Server

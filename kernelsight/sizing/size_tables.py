@@ -11,8 +11,8 @@ from kernelsight.escape import shell_line
 from kernelsight.measure.suite import FAMILIES
 from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.flags import ALIASES
-from kernelsight.scenario.launch.commands import launch_command
-from kernelsight.scenario.launch.written import PORT, ROLE_NAMES, ROLE_WORDS, ROUTERS
+from kernelsight.scenario.launch.commands import engine_words, launch_command
+from kernelsight.scenario.launch.written import PORT
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
@@ -207,8 +207,8 @@ def launch_lines(
     decode, prefill = scenario["deployment_id"], scenario.get("prefill_deployment_id")
     if not prefill:
         return [command(decode)]
-    engine, lines = deployments[decode].get("engine") or "vllm", []
+    own, lines = engine_words(deployments[decode].get("engine") or "vllm"), []
     for role, key in (("prefill", prefill), ("decode", decode)):
-        words = [word.format(ROLE_NAMES[engine][role]) for word in ROLE_WORDS[engine]]
+        words = [word.format(own["pools"][role]) for word in own["role"]]
         lines += [f"{command(key)} {shell_line(words)}"] * (scenario.get(f"{role}_replicas") or 1)
-    return [*lines, ROUTERS[engine].format("replica", PORT)]
+    return [*lines, own["router"].format("replica", PORT)]

@@ -32,8 +32,8 @@ from kernelsight.sweeps.percentiles import missing_percentiles
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kernelsight.dataflow.column import Column
     from kernelsight.dataflow.session import Session
+    from kernelsight.dataflow.types import Column
 
 PLANNED = ("deployments", "scenarios")
 LOAD_NUMBER = "load"

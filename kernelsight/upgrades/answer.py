@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kernelsight.present.page import Page
 
 NAME = "upgrade"
+# columns of the tables that the answer names otherwise, and those that it leaves out
+RENAMED = {"kernel_from": "from", "kernel_to": "to", "value_from": "from", "value_to": "to"}
+OWN = ("question_id", "log_sd")
 
 
 class Upgrade:
@@ -40,48 +43,59 @@ class Upgrade:
     @property
     def kernels(self) -> list[dict[str, Any]]:
         """Time of each kernel family in a step before and after, ms, the largest change of each phase first."""
-        return [_named(row, {"kernel_from": "from", "kernel_to": "to"}, "log_sd") for row in self._rows("kernels")]
+        return self._rows("kernels")
 
     @property
     def settings(self) -> list[dict[str, Any]]:
         """Defaults and host times that change: name, from, to."""
-        return [_named(row, {"value_from": "from", "value_to": "to"}) for row in self._rows("settings")]
+        return self._rows("settings")
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
         """By metric: from, to, change and the 90 % interval of the change (low, high), in the metric's unit."""
-        rows = [_named(row, {"value_from": "from", "value_to": "to"}) for row in self._rows("metrics")]
-        return {row.pop("metric"): row for row in rows}
+        return {row.pop("metric"): row for row in self._rows("metrics")}
 
     @property
     def flags(self) -> list[dict[str, Any]]:
-        """Options of the engine that undo what became slower."""
+        """Options of the engine that undo what became slower, those that undo most first."""
         return self._rows("flags")
 
     @property
     def answer(self) -> str:
-        """The answer as a sentence."""
-        return sentence_of(self._question.engine_from, self._question.engine_to, self.metrics, self.kernels, self.flags)
+        """The answer as a sentence: TPOT and TTFT with intervals, the kernel that changes most, the flags for it."""
+        metrics = {name: row for name, row in self.metrics.items() if row["change"] is not None}
+        parts = [
+            f"{title} {number(row['from'])} to {number(row['to'])} ms ({_percent(row)}, 90 % of {_span(row)})"
+            for title, name in (("TPOT p50", "tpot_p50_ms"), ("TTFT p50", "ttft_p50_ms"))
+            if (row := metrics.get(name))
+        ]
+        ends = f"{self._question.engine_from} to {self._question.engine_to}"
+        sentence = f"{ends}: {'; '.join(parts) if parts else 'nothing was served'}."
+        most = max(self.kernels, key=lambda row: abs(row["ms_per_step_to"] - row["ms_per_step_from"]), default=None)
+        if most and most["ms_per_step_to"] != most["ms_per_step_from"]:
+            change = number(most["ms_per_step_to"] - most["ms_per_step_from"])
+            swap = f" ({most['from']} to {most['to']})" if most["from"] != most["to"] else ""
+            sentence += f" Most of it: {most['family']}{swap}, {change} ms a {most['phase']} step."
+        for row in self.kernels:
+            if row["from"] != row["to"] and row["ms_per_step_from"] == row["ms_per_step_to"]:
+                sentence += f" {row['family']} goes from {row['from']} to {row['to']}, whose times no sweep holds."
+        return sentence + "".join(f" {row['flag']} undoes it: {row['undoes']}." for row in self.flags[:1])
 
     def check(self, limits: Sequence[Limit]) -> None:
         """Raise LimitPassed where a metric changes beyond one of the limits."""
-        passed = [
-            limit
-            for limit in limits
-            if limit.is_passed_by(self.metrics[limit.metric]["change"], self.metrics[limit.metric]["from"])
+        rows = [(limit, self.metrics[limit.metric]) for limit in limits]
+        changes = [
+            f"{limit.metric} changes by {_percent(row)}, beyond {deviation(limit.share)}"
+            for limit, row in rows
+            if limit.is_passed_by(row["change"], row["from"])
         ]
-        if passed:
-            changes = [
-                f"{limit.metric} changes by {_percent(self.metrics[limit.metric])}, beyond {deviation(limit.share)}"
-                for limit in passed
-            ]
+        if changes:
             raise LimitPassed(f"{'; '.join(changes)}.")
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of the answer as a dict, as ``upgrade --format json`` prints it."""
-        ends = {"from": self._question.engine_from, "to": self._question.engine_to}
         parts = {name: getattr(self, name) for name in ("kernels", "settings", "metrics", "flags")}
-        return {"answer": self.answer, **ends, **parts}
+        return {"answer": self.answer, "from": self._question.engine_from, "to": self._question.engine_to, **parts}
 
     def table(self, name: str) -> pa.Table:
         """Return a table of the question; InvalidInput: another name."""
@@ -100,37 +114,14 @@ class Upgrade:
         self._session.save(path, [*sorted(self._session.given()), *TABLES])
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
-        return [_named(row, {}, "question_id") for row in self._session.table(f"upgrade_{name}").to_pylist()]
+        rows = self._session.table(f"upgrade_{name}").to_pylist()
+        return [{RENAMED.get(name, name): value for name, value in row.items() if name not in OWN} for row in rows]
 
     def __repr__(self) -> str:
         return visible(f"Upgrade({self.answer})")
 
     def _repr_html_(self) -> str:
         return notebook(self.page())
-
-
-def sentence_of(
-    before: str,
-    after: str,
-    metrics: Mapping[str, Mapping[str, Any]],
-    kernels: Sequence[Mapping[str, Any]],
-    flags: Sequence[Mapping[str, Any]],
-) -> str:
-    """Return the answer as a sentence: TPOT and TTFT with intervals, the kernel that changes most, the flag for it."""
-    parts = [
-        f"{title} {number(row['from'])} to {number(row['to'])} ms ({_percent(row)}, 90 % of {_span(row)})"
-        for title, row in (("TPOT p50", metrics["tpot_p50_ms"]), ("TTFT p50", metrics["ttft_p50_ms"]))
-        if row["change"] is not None
-    ]
-    sentence = f"{before} to {after}: {'; '.join(parts) if parts else 'nothing was served'}."
-    most = max(kernels, key=lambda row: abs(row["ms_per_step_to"] - row["ms_per_step_from"]), default=None)
-    if most and most["ms_per_step_to"] != most["ms_per_step_from"]:
-        change = number(most["ms_per_step_to"] - most["ms_per_step_from"])
-        swap = f" ({most['from']} to {most['to']})" if most["from"] != most["to"] else ""
-        sentence += f" Most of it: {most['family']}{swap}, {change} ms a {most['phase']} step."
-    for row in flags:
-        sentence += f" {row['flag']} undoes it: {row['undoes']}."
-    return sentence
 
 
 def _percent(row: Mapping[str, Any]) -> str:
@@ -141,8 +132,3 @@ def _span(row: Mapping[str, Any]) -> str:
     if not row["from"]:
         return interval(row["low"], row["high"])
     return f"{deviation(row['low'] / row['from'])} to {deviation(row['high'] / row['from'])}"
-
-
-def _named(row: Mapping[str, Any], names: Mapping[str, str], left_out: str = "") -> dict[str, Any]:
-    """Return a row with columns renamed, and one left out."""
-    return {names.get(name, name): value for name, value in row.items() if name != left_out}

@@ -7,14 +7,14 @@ that replace each other have errors of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.kernels.engine_versions import HALF_OF_90, version_key
+from kernelsight.kernels.engine_versions import FORETOLD_SHARE, HALF_OF_90, version_key
 
-# estimated: standard deviation of the logarithm of (measured / predicted) change of one kernel between two versions,
-# both measured, and one of them not; set by hand, benches/versions.py shows how often such intervals hold
-BOTH_MEASURED, ONE_MEASURED = 0.03, 0.08
+# standard deviation of the logarithm of (measured / predicted) change of a call between two versions of one kernel,
+# both measured, and one of them not, beside FORETOLD_SHARE of the change (benches/versions.py, hidden versions)
+BOTH_MEASURED, ONE_MEASURED = 0.059, 0.071
 # estimated: share of the errors of two kernels that replace each other on one GPU that is common to both
 COMMON = 0.5
 MEASURED = "target-measured"
@@ -29,19 +29,12 @@ def kernel_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dic
     rows = []
     for family in dict.fromkeys([*sides[0], *sides[1]]):
         old, new = (side.get(family, _NOTHING) for side in sides)
-        rows.append(
-            {
-                "family": family,
-                "phase": after["phase"],
-                "kernel_from": old["kernel"],
-                "kernel_to": new["kernel"],
-                "ms_per_step_from": old["ms"],
-                "ms_per_step_to": new["ms"],
-                "measured_from": old["measured"],
-                "measured_to": new["measured"],
-                "log_sd": _log_sd(old, new),
-            }
-        )
+        ends = {
+            f"{column}_{end}": side[name]
+            for name, column in (("kernel", "kernel"), ("ms", "ms_per_step"), ("measured", "measured"))
+            for end, side in (("from", old), ("to", new))
+        }
+        rows.append({"family": family, "phase": after["phase"], **ends, "log_sd": _log_sd(old, new)})
     return sorted(rows, key=lambda row: -abs(row["ms_per_step_to"] - row["ms_per_step_from"]))
 
 
@@ -81,15 +74,9 @@ def _log_sd(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
         return float(max(old["log_sd"], new["log_sd"]))
     if old["kernel"] != new["kernel"]:
         return float(math.hypot(old["log_sd"], new["log_sd"]) * math.sqrt(1.0 - COMMON))
-    return BOTH_MEASURED if old["measured"] and new["measured"] else ONE_MEASURED
-
-
-# parts of a correction (log_corrections) by phase and component
-PARTS = {
-    ("decode", "experts"): "moe", ("prefill", "experts"): "moe",
-    ("decode", "attention"): "decode_attention", ("prefill", "attention"): "prefill_attention",
-    ("decode", "exchange"): "communication", ("prefill", "exchange"): "communication",
-}  # fmt: skip
+    if old["measured"] and new["measured"]:
+        return BOTH_MEASURED
+    return math.hypot(ONE_MEASURED, FORETOLD_SHARE * math.log(new["ms"] / old["ms"]))
 
 
 def part_factors(rows: Sequence[Mapping[str, Any]], weights: Mapping[str, float], sign: float) -> dict[str, float]:
@@ -105,14 +92,11 @@ def part_factors(rows: Sequence[Mapping[str, Any]], weights: Mapping[str, float]
     for row in rows:
         if row["family"] == "host":
             continue
-        part = PARTS.get((row["phase"], component_of(row["family"])), f"{row['phase']}_gemm")
+        parts = {"experts": "moe", "attention": f"{row['phase']}_attention", "exchange": "communication"}
+        part = parts.get(component_of(row["family"]), f"{row['phase']}_gemm")
         time = weights[row["phase"]] * row["ms_per_step_to"]
         moves[part] = moves.get(part, 0.0) + time * row["log_sd"]
         times[part] = times.get(part, 0.0) + time
-    norm = _norm(moves.values())
+    norm = math.hypot(*moves.values()) or 1.0
     sds = {part: moves[part] / times[part] for part in moves if times[part]}
-    return {part: math.exp(sign * HALF_OF_90 * sd * moves[part] / norm) for part, sd in sds.items()} if norm else {}
-
-
-def _norm(values: Iterable[float]) -> float:
-    return math.sqrt(sum(value * value for value in values))
+    return {part: math.exp(sign * HALF_OF_90 * sd * moves[part] / norm) for part, sd in sds.items()}

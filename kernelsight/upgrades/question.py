@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,13 +9,11 @@ from typing import Any, NamedTuple
 from kernelsight.errors import InvalidInput, shown, unknown
 from kernelsight.scenario.flags import ENGINES
 from kernelsight.scenario.launch.deployments import with_launch_line
+from kernelsight.scenario.scenario_rows import BACKENDS
 from kernelsight.scenario.stated_flags import object_text, read_flags
 
-# metrics of the answer: columns of scenario_summary, and whether more is worse
-METRICS = {"ttft_p50_ms": True, "ttft_p99_ms": True, "tpot_p50_ms": True, "tpot_p99_ms": True}
-METRICS |= {"output_throughput": False, "capacity": False}
-# flags that name a kernel of one engine
-OF_ENGINE = ("attention_backend", "moe_backend")
+# metrics of the answer: columns of scenario_summary
+METRICS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput", "capacity")
 
 
 class Question(NamedTuple):
@@ -36,7 +33,7 @@ class Question(NamedTuple):
         """The flags before and after; InvalidInput, UnknownName: an engine that is not given, or not known."""
         engines = [read_engine(text) for text in (self.engine_from, self.engine_to)]
         kept = {name: value for name, value in self.flags.items() if name not in ("engine", "engine_version")}
-        own = {name: value for name, value in kept.items() if name not in OF_ENGINE}
+        own = {name: value for name, value in kept.items() if name not in BACKENDS}
         return kept | engines[0], (kept if engines[0]["engine"] == engines[1]["engine"] else own) | engines[1]
 
 
@@ -89,9 +86,9 @@ def read_limits(texts: str | list[str] | tuple[str, ...] | None) -> list[Limit]:
         if metric not in METRICS:
             names = [known.removesuffix("_ms") for known in METRICS]
             raise unknown("metric", name, names, f"Known: {', '.join(names)}.")
-        found = re.fullmatch(r"([+-])(\d{1,6}(?:\.\d{1,9})?)%", change.strip())
-        share = float(found[1] + found[2]) / 100.0 if found else 0.0
-        if not found or not share or not math.isfinite(share):
+        found = re.fullmatch(r"[+-]\d{1,6}(\.\d{1,9})?%", change.strip())
+        share = float(found[0].rstrip("%")) / 100.0 if found else 0.0
+        if not share:
             raise InvalidInput(f"--fail-if {shown(text)} states no change; give METRIC:+N% or METRIC:-N%.")
         limits.append(Limit(metric, share))
     return limits

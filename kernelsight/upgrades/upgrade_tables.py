@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.python_nodes import produces, reads
+from kernelsight.errors import InvalidInput
 from kernelsight.forward.forward_step import predict_step
 from kernelsight.scenario.corrections import fingerprint
 from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS
 from kernelsight.scenario.launch.engine_options import options
 from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.scenario.refusals import refuse_faults
+from kernelsight.scenario.scenario_rows import BACKENDS
 from kernelsight.upgrades.differences import kernel_rows, part_factors
-from kernelsight.upgrades.question import METRICS, OF_ENGINE, Question, question_of
+from kernelsight.upgrades.question import METRICS, Question, question_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,11 +24,9 @@ if TYPE_CHECKING:
 
 Rows = dict[str, list[dict[str, Any]]]
 # settings whose change is the question itself, or follows from another one
-NOT_LISTED = {"deployment_id", "engine", "engine_version", *OF_ENGINE, "sampler"}
-# flags of engines that are named otherwise in deployment_settings
-KERNEL_OF = {"moe_backend": ("moe",), "attention_backend": ("prefill_attention", "decode_attention")}
-# least slow-down of a family in a step that a flag is looked for, as a share of the step
-WORTH = 0.01
+NOT_LISTED = {"deployment_id", "engine", "engine_version", *BACKENDS, "sampler"}
+# metrics of which a flag must shorten one, and the least gain
+LATENCIES, WORTH = ("tpot_p50_ms", "ttft_p50_ms"), 0.01
 
 
 @reads("scenario_summary", "deployment_settings", "host_settings", "requests", "kernel_latencies", "step_totals")
@@ -60,11 +60,12 @@ def _answer(fork: Callable[[], Session], question: Question) -> Rows:
     slow, fast = (
         _simulated(fork, question.sides[1], part_factors(kernels, weights, sign))["summary"] for sign in (1.0, -1.0)
     )
+    settings = _settings(before, after)
     return {
         "upgrade_kernels": kernels,
-        "upgrade_settings": _settings(before, after),
+        "upgrade_settings": settings,
         "upgrade_metrics": [metric_row(name, before["summary"], after["summary"], slow, fast) for name in METRICS],
-        "upgrade_flags": _flags(fork, question, kernels, before["summary"], after["summary"]),
+        "upgrade_flags": _flags(fork, question.sides[1], kernels, settings, after["summary"]),
     }
 
 
@@ -79,17 +80,11 @@ def _simulated(
         plan = plan_rows(session, [flags], origin="")
         give_plan(session, plan.deployments_of(plan.planned), plan.planned)
         refuse_faults(session)
-        settings = next(
-            row
-            for row in session.table("deployment_settings").to_pylist()
-            if row["deployment_id"] == plan.planned[0]["deployment_id"]
-        )
+        all_settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
+        settings = all_settings[plan.planned[0]["deployment_id"]]
         if factors:
-            print_of = fingerprint(settings)
-            rows = [
-                {"fingerprint": print_of, "part": part, "factor": factor, "exposed_us": 0.0}
-                for part, factor in factors.items()
-            ]
+            row = {"fingerprint": fingerprint(settings), "exposed_us": 0.0}
+            rows = [row | {"part": part, "factor": factor} for part, factor in factors.items()]
             session.give("log_corrections", rows)
         (summary,) = session.table("scenario_summary").to_pylist()
         host = session.table("host_settings").to_pylist()[0]
@@ -123,15 +118,12 @@ def _step(fork: Callable[[], Session], flags: Mapping[str, Any], phase: str, siz
 
 def _settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the settings that differ, as rows of ``upgrade_settings``: of the deployment, then of the host."""
-    rows = []
-    for table in ("settings", "host"):
-        old, new = before[table], after[table]
-        rows += [
-            {"name": name, "value_from": _word(old.get(name)), "value_to": _word(value)}
-            for name, value in new.items()
-            if name not in NOT_LISTED and old.get(name) != value
-        ]
-    return rows
+    return [
+        {"name": name, "value_from": _word(before[table].get(name)), "value_to": _word(value)}
+        for table in ("settings", "host")
+        for name, value in after[table].items()
+        if name not in NOT_LISTED and before[table].get(name) != value
+    ]
 
 
 def metric_row(
@@ -152,40 +144,36 @@ def metric_row(
 
 def _flags(
     fork: Callable[[], Session],
-    question: Question,
+    flags: Mapping[str, Any],
     kernels: Sequence[Mapping[str, Any]],
-    before: Mapping[str, Any],
+    settings: Sequence[Mapping[str, Any]],
     after: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return options of the engine that bring a slower family its former kernel back, with the TPOT that they give."""
-    _, flags = question.sides
-    total = sum(row["ms_per_step_to"] for row in kernels)
+    """Return options that bring a former kernel or default back and make TPOT or TTFT shorter, the best first."""
+    known = {option.flag: option for option in options(flags["engine"]).values() if option.option.startswith("--")}
+    former = [
+        (flag, row["kernel_from"].partition(" ")[0], row["kernel_to"])
+        for flag, families in BACKENDS.items()
+        for row in kernels
+        if row["family"] in families and row["kernel_from"] != row["kernel_to"]
+    ]
+    former += [(row["name"], row["value_from"], row["value_to"]) for row in settings]
     rows = []
-    for flag, families in KERNEL_OF.items():
-        slower = [
-            row
-            for row in kernels
-            if row["family"] in families
-            and row["kernel_from"] != row["kernel_to"]
-            and row["ms_per_step_to"] - row["ms_per_step_from"] > WORTH * total
-        ]
-        option = next((known for known in options(flags["engine"]).values() if known.flag == flag), None)
-        if not slower or option is None:
+    for flag, value, new in dict.fromkeys(former):
+        option = known.get(flag)
+        written = option.written(value) if option and option.takes == "value" and value else None
+        if written is None or flag in flags:
             continue
-        kernel = slower[0]["kernel_from"].partition(" ")[0]
-        written = option.written(kernel)
-        if written is None:
+        try:
+            changed = _simulated(fork, {**flags, flag: value})["summary"]
+        except InvalidInput:  # the former default does not fit the other ones
             continue
-        changed = _simulated(fork, flags | {flag: kernel})["summary"]
-        rows.append(
-            {
-                "flag": f"{option.option} {written}",
-                "undoes": f"{slower[0]['kernel_to']} in place of {kernel}",
-                "tpot_p50_ms_from": after["tpot_p50_ms"],
-                "tpot_p50_ms_to": changed["tpot_p50_ms"],
-            }
-        )
-    return rows
+        gain = max((after[name] or 0.0) / changed[name] - 1.0 for name in LATENCIES if changed[name])
+        if gain > WORTH:
+            tpot = {f"tpot_p50_ms_{end}": side["tpot_p50_ms"] for end, side in (("from", after), ("to", changed))}
+            row = {"flag": f"{option.option} {written}", "undoes": f"{new} in place of {value}", **tpot}
+            rows.append((-gain, len(rows), row))
+    return [row for *_, row in sorted(rows, key=lambda found: found[:2])]
 
 
 def _word(value: Any) -> str | None:

@@ -39,21 +39,37 @@ pools as (
   where not coalesce(list_contains(string_split(known.unlike_capabilities, ' '), gpus.compute_capability), false)
     and (known.with_drafts or coalesce(deployments.num_speculative_tokens, 0) = 0)
 ),
--- kernels that the engine's sources name for its version, the GPU, the format and what the model needs
-backends as (
+-- what the engines choose kernels by, beside the GPU and the format; what rules out most kernels comes first
+needs as (
   select
     deployment_id,
-    any_value(known.implementation order by known.needs nulls last) filter (layer = 'attention') as attention_backend,
-    any_value(known.implementation order by known.needs nulls last) filter (layer = 'experts') as moe_backend
+    [
+      case when models.attention_sinks then 'sinks' end,
+      case when (select max(head_dim) > 256 and min(head_dim) < max(head_dim) from model_layers as layers
+                 where layers.model = models.model and layers.attention in ('full', 'sliding')) then 'head_sizes' end,
+      case when coalesce(deployments.kv_cache_dtype, formats.kv_cache_format) = 'fp8' then 'fp8_kv' end,
+      case when not models.ffn_gated then 'not_gated' end,
+      case when deployments.ep > 1 then 'expert_parallel' end
+    ] as words
   from deployments
   join formats using (deployment_id)
   join models on models.model = deployments.model
+),
+-- kernels that the engine's sources name for its version
+backends as (
+  select
+    deployment_id,
+    any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'attention') as attention_backend,
+    any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'experts') as moe_backend
+  from deployments
+  join formats using (deployment_id)
+  join needs using (deployment_id)
   join gpus on gpus.gpu = deployments.gpu
   join engine_backends as known on known.engine = deployments.engine
     and is_of_versions(deployments.engine_version, known.from_version, known.before_version)
   where (known.capabilities = '*' or list_contains(string_split(known.capabilities, ' '), gpus.compute_capability))
     and (known.format = '*' or known.format = case when formats.expert_format = 'fp16' then 'bf16' else formats.expert_format end)
-    and (known.needs is null or (known.needs = 'sinks' and models.attention_sinks) or (known.needs = 'not_gated' and not models.ffn_gated))
+    and (known.needs is null or list_contains(words, known.needs))
   group by deployment_id
 ),
 -- source of draft tokens; null: none

@@ -135,9 +135,9 @@ def test_searches_are_tables_of_a_session(space):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--gpu", "two", "--budget", "0"), "the budget is 0 measurements; give a whole number above 0."),
-        (("--gpu", "two", "--budget", "-1"), "the budget is -1 measurements; give a whole number above 0."),
-        (("--gpu", "two", "--budget", "nan"), "the budget is nan measurements; give a whole number above 0."),
+        (("--gpu", "two", "--budget", "0"), "--budget is 0; give a whole number of at least 1."),
+        (("--gpu", "two", "--budget", "-1"), "--budget is -1; give a whole number of at least 1."),
+        (("--gpu", "two", "--budget", "nan"), "invalid int value: 'nan'"),
         (("--gpu", "two", "--budget", "321"), "has 320 candidates measured on two; give at most as many."),
         (("--gpu", "tow"), "GPU 'tow' has no measurements in space 'made' that could be replayed; use two"),
         (("--gpu", "two", "--sources", "two"), "GPU 'two' is searched for, so it cannot be a source"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kernelsight.comparison.order_of_sending import PAUSE_S, in_order_of_sending
+from kernelsight.comparison.compared_log import PAUSE_S, in_order_of_sending
 from kernelsight.errors import InvalidInput
 from kernelsight.logs import read_logs
 from kernelsight.session import connect

@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.comparison import watch as watching
-from kernelsight.comparison.drift import Drift, with_window
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Variant, conformed
-from kernelsight.comparison.watch import Targets, Watch
-from kernelsight.comparison.watched_server import counters_between, window_between
+from kernelsight.comparison.watch import Targets, Watch, counters_between, window_between
+from kernelsight.comparison.watch_state import Drift, with_window
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.files.bounded_http import get_text
 from kernelsight.files.budget import Budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,35 @@ def parts(**changed: Any) -> pa.Table:
     return pa.table({name: values for name, values in (columns | changed).items() if values is not None})
 
 
-def test_every_schema_of_the_project_keeps_the_json_schema_and_loads() -> None:
-    schema = json.loads((folder("schemas") / "table.schema.json").read_text())
-    contracts = load_contracts(folder("schemas"))
-    assert {"gpus", "catalogue_tables", "catalogue_columns"} <= set(contracts)
-    validator = jsonschema.validators.validator_for(schema)
-    validator.check_schema(schema)
-    for name in contracts:
-        validator(schema).validate(json.loads((folder("schemas") / f"{name}.json").read_text()))
-        assert arrow_schema(contracts[name]).names == contracts[name].column_names
+SCHEMA = json.loads((folder("schemas") / "table.schema.json").read_text())
+DECLARED = {path.stem: json.loads(path.read_text()) for path in folder("schemas").glob("*.json")}
+DECLARED.pop("table.schema")
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)
+
+
+@pytest.mark.parametrize("name", sorted(DECLARED))
+def test_every_contract_keeps_the_json_schema_and_names_what_there_is(name: str) -> None:
+    declared, contracts = DECLARED[name], all_contracts()
+    VALIDATOR.check_schema(SCHEMA)
+    VALIDATOR(SCHEMA).validate(declared)
+    contract = contracts[name]
+    names, like = contract.column_names, declared.get("like", [])
+    assert contract.table == declared["table"] == name and len(names) == len({*names})
+    assert arrow_schema(contract).names == names
+    others = [like] if isinstance(like, str) else like
+    assert others or not {"without", "optional"} & {*declared}
+    assert {*declared.get("without", ())} <= {column for other in others for column in contracts[other].column_names}
+    assert {option["column"] for option in declared.get("options", ()) if "column" in option} <= {*names}
+    for column in contract.columns:
+        assert column.doc or contract.kind == "internal"
+        assert column.checked_with <= {*names} and re.compile(column.pattern)
+        table, _, referred = column.reference.partition(".")
+        assert not table or referred in contracts[table].column_names
+
+
+@cache
+def all_contracts() -> dict[str, Contract]:
+    return load_contracts(folder("schemas"))
 
 
 GOOD = {
@@ -67,35 +87,20 @@ GOOD = {
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda c: c.pop("grain"), "the contract is missing grain"),
-        (lambda c: c.update(table="bolts"), "its table is 'bolts', but must equal the file name"),
-        (lambda c: c.update(kind="guessed"), "its kind is 'guessed', but must be one of given, derived, internal"),
-        (lambda c: c.update(columns=[]), "it has no columns"),
-        (lambda c: c.pop("columns"), "it declares its columns in 'columns', or as those of another table in 'like'"),
-        (lambda c: c.update(without=[3]), "'without' is about the columns of another table, and there is no 'like'"),
-        (lambda c: c.update(optional=True), "'optional' is about the columns of another table, and there is no 'like'"),
-        (lambda c: c.update(like=3), "the contract has like = 3, which is not a str | list"),
-        (lambda c: c.update(like=[["nuts"]]), "its 'like' is ['nuts'], which has no contract"),
-        (lambda c: c.update(rows=3), "the contract has the unknown field 'rows'"),
-        (lambda c: c["columns"][0].update(type="text"), "column part: 'text' is not a column type"),
-        (lambda c: c["columns"][0].pop("doc"), "column part is missing doc"),
-        (lambda c: c["columns"][0].update(key="yes"), "column part has key = 'yes', which is not a bool"),
-        (lambda c: c["columns"][0].update(name="Part"), "column Part: a name may only have lower-case letters"),
-        (lambda c: c["columns"][0].update(reference="gpus"), "has the reference 'gpus'; write 'table.column'"),
-        (lambda c: c["columns"].append(c["columns"][0]), "duplicate columns part"),
+        *({"grain": None}, {"kind": "guessed"}, {"columns": []}, {"columns": None}, {"like": 3}, {"rows": 3}),
+        *({"columns": [GOOD["columns"][0] | wrong]} for wrong in (
+            *({"key": "yes"}, {"name": "Part"}, {"reference": "gpus"}, {"compare": {"beside": "part"}}),
+            *({"min": "0"}, {"check": "part > 'A'"}),
+        )),
     ],
-)
-def test_a_malformed_contract_is_refused_and_the_json_schema_agrees(
-    tmp_path: Path, change: Callable[[dict], Any], words: str
-) -> None:
-    stated = json.loads(json.dumps(GOOD))
-    change(stated)
-    (tmp_path / "parts.json").write_text(json.dumps(stated))
-    with pytest.raises(InvalidInput, match="parts.json is not a table contract") as refusal:
-        load_contracts(tmp_path)
-    assert words in str(refusal.value)
+)  # fmt: skip
+def test_the_json_schema_refuses_a_malformed_contract(change: dict[str, Any]) -> None:
+    VALIDATOR(SCHEMA).validate(GOOD)
+    stated = {name: value for name, value in (GOOD | change).items() if value is not None}
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR(SCHEMA).validate(stated)
 
 
 def test_an_internal_table_needs_no_texts(tmp_path: Path) -> None:
@@ -104,37 +109,6 @@ def test_an_internal_table_needs_no_texts(tmp_path: Path) -> None:
     contract = load_contracts(tmp_path)["parts"]
     assert (contract.kind, contract.doc, contract.columns[0].doc) == ("internal", "", "")
     assert "COMMENT" not in ddl(contract)
-
-
-def test_a_file_that_is_no_json_and_a_reference_to_nothing_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "parts.json").write_text("{\n nonsense")
-    with pytest.raises(InvalidInput, match="line 2 is not JSON"):
-        load_contracts(tmp_path)
-    stated = json.loads(json.dumps(GOOD))
-    stated["columns"][0]["reference"] = "bolts.bolt"
-    (tmp_path / "parts.json").write_text(json.dumps(stated))
-    with pytest.raises(InvalidInput, match="column part references bolts.bolt, which does not exist"):
-        load_contracts(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (
-            {"compare": {"beside": "part"}},
-            "unknown relation 'beside' in 'compare'; known: at_least, above",
-        ),
-        ({"compare": {"at_most": "bolt"}}, "column part is compared with bolt, which the table does not have"),
-        ({"min": "0"}, "column part has min = '0', which is not a"),
-        ({"check": "part > 'A'"}, "column part has the unknown field 'check'"),
-        ({"pattern": "[a"}, "column part has the pattern '[a': unterminated character set"),
-    ],
-)
-def test_a_rule_that_cannot_be_read_is_refused(rule: dict, words: str, tmp_path: Path) -> None:
-    columns = [{"name": "part", "type": "string", "doc": "name", **rule}]
-    (tmp_path / "parts.json").write_text(json.dumps(GOOD | {"columns": columns}))
-    with pytest.raises(InvalidInput, match=re.escape(words)):
-        load_contracts(tmp_path)
 
 
 def test_a_contract_may_take_the_columns_of_another(tmp_path: Path) -> None:
@@ -148,24 +122,10 @@ def test_a_contract_may_take_the_columns_of_another(tmp_path: Path) -> None:
     more = {**alike, "table": "bolts", "like": "parts", "without": names[:1], "columns": [own]}
     (tmp_path / "bolts.json").write_text(json.dumps(more))
     assert load_contracts(tmp_path)["bolts"].column_names == ["bolt", *names[1:]]
-    (tmp_path / "bolts.json").write_text(json.dumps(more | {"without": ["nut"]}))
-    with pytest.raises(InvalidInput, match="its 'without' names 'nut', which parts does not have"):
-        load_contracts(tmp_path)
     (tmp_path / "nuts.json").write_text(json.dumps({**alike, "table": "nuts", "columns": [{**own, "name": "nut"}]}))
     several = {**more, "like": ["parts", "nuts"], "without": ["nut"]}
     (tmp_path / "bolts.json").write_text(json.dumps(several))
     assert load_contracts(tmp_path)["bolts"].column_names == ["bolt", *names]
-    (tmp_path / "bolts.json").write_text(json.dumps(several | {"without": ["screw"]}))
-    with pytest.raises(InvalidInput, match="its 'without' names 'screw', which parts or nuts does not have"):
-        load_contracts(tmp_path)
-    (tmp_path / "nuts.json").unlink()
-    (tmp_path / "bolts.json").write_text(json.dumps({**alike, "table": "bolts", "like": "parts"}))
-    (tmp_path / "parts.json").write_text(json.dumps({**alike, "table": "parts", "like": "bolts"}))
-    with pytest.raises(InvalidInput, match="is not a table contract: its 'like' refers back to itself"):
-        load_contracts(tmp_path)
-    (tmp_path / "parts.json").write_text(json.dumps({**alike, "table": "parts", "like": "nuts"}))
-    with pytest.raises(InvalidInput, match="its 'like' is 'nuts', which has no contract"):
-        load_contracts(tmp_path)
 
 
 def test_the_ddl_makes_the_table_with_nullability_and_comments() -> None:
@@ -307,9 +267,6 @@ def test_a_column_may_be_like_one_of_another_table(tmp_path: Path) -> None:
     orders = {**GOOD, "table": "orders", "columns": [{"like": "parts.size", "nullable": True}]}
     (tmp_path / "orders.json").write_text(json.dumps(orders))
     assert load_contracts(tmp_path)["orders"].columns == (Column("size", "int64", "edge", nullable=True, unit="mm"),)
-    (tmp_path / "orders.json").write_text(json.dumps({**orders, "columns": [{"like": "parts.colour"}]}))
-    with pytest.raises(InvalidInput, match=r"a column is like 'parts.colour', but parts.json does not state such"):
-        load_contracts(tmp_path)
 
 
 def test_no_derived_table_repeats_what_another_says_of_a_column() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pyarrow as pa
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from kernelsight.dataflow.contract import Column, Contract
 from kernelsight.dataflow.graph import Graph
 from kernelsight.dataflow.session import Session
-from kernelsight.errors import InvalidInput
 
 GROUPS = {"fruit": {"apple": "red fruit", "pear": "green fruit"}}
 WEIGHT, PRICE = Column("kg", "float64", "a weight"), Column("euros", "float64", "a price")
@@ -53,7 +51,6 @@ def test_each_member_has_its_tables_and_a_query_reads_them_all(tmp_path: Path, m
     market = graph(tmp_path, monkeypatch)
     assert set(market.contracts) == {"prices", "apple_sales", "pear_sales", "apple_costs", "pear_costs", "costs"}
     assert market.contracts["pear_sales"].doc == "Sales of green fruit."
-    market.validate({"prices", "apple_sales", "pear_sales"})
     node = market.node("apple_costs")
     assert (node.names, node.inputs, node.doc) == (("apple_costs",), ("apple_sales", "prices"), "Costs of red fruit.")
     assert node.label == "market_nodes.fruit_costs[apple]"
@@ -79,19 +76,3 @@ def test_a_column_that_names_the_member_is_kept(tmp_path: Path, monkeypatch: pyt
         session.give("apple_sales", pa.table({"fruit": ["russet"], "kg": [1.0]}))
         session.give("pear_sales", pa.table({"kg": [2.0]}))
         assert session.table("costs")["fruit"].to_pylist() == ["russet", "pear"]
-
-
-@pytest.mark.parametrize(
-    "head",
-    ["def fruit_costs(fruit_sales, fruit):", "def _costs_of(fruit_sales, *, fruit):", "def _fruit_costs(a, *, b):"],
-)
-def test_a_function_that_does_not_take_its_member_is_refused(
-    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    nodes = dedent(f"""
-        @for_each("fruit")
-        {head}
-            ...
-    """)
-    with pytest.raises(InvalidInput, match="market_nodes.py: .* cannot make a table of each fruit: name it fruit_"):
-        graph(tmp_path, monkeypatch, nodes).node("apple_costs")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from textwrap import dedent
 
 import pytest
 
 from kernelsight.dataflow.graph import Graph
-from kernelsight.errors import InvalidInput, MissingTable, UnknownName
+from kernelsight.dataflow.locations import folder
+from kernelsight.dataflow.python_nodes import decorated, sources_with_nodes
+from kernelsight.errors import MissingTable, UnknownName
+from kernelsight.project_graph import project_graph
 
 Flow = Callable[..., Graph]
 GIVEN = {"items", "orders"}
+SERVICES = {"tables", "wanted", "read", "threads", "fork", "report"}
 
 
 def names(graph: Graph, *wanted: str, available: set[str] = GIVEN) -> list[str]:
@@ -43,20 +48,9 @@ def test_only_the_files_that_are_asked_for_are_parsed(flow: Flow) -> None:
     assert names(graph, "order_totals", available={"order_totals"}) == []
 
 
-def test_a_loop_is_shown_from_its_first_name(flow: Flow) -> None:
-    for wanted in ("order_totals", "item_totals"):
-        with pytest.raises(InvalidInput) as refusal:
-            flow("cycle").plan([wanted], GIVEN)
-        assert str(refusal.value) == "circular dependency between tables: item_totals → order_totals → item_totals."
-
-
 def test_an_unknown_table_gets_the_nearest_names(flow: Flow) -> None:
     with pytest.raises(UnknownName, match="unknown table 'order_total'. Did you mean order_totals"):
         flow("good").plan(["order_total"])
-    with pytest.raises(
-        UnknownName, match=r"unknown table 'ordered'. Did you mean orders.*unknown_table/order_totals.sql"
-    ):
-        flow("unknown_table").plan(["order_totals"], GIVEN)
 
 
 def test_a_given_table_that_nobody_gave_is_named_with_who_needs_it(flow: Flow) -> None:
@@ -69,21 +63,32 @@ def test_a_given_table_that_nobody_gave_is_named_with_who_needs_it(flow: Flow) -
         flow("good").plan(["orphan"])
 
 
-def test_a_table_that_no_contract_declares_is_refused(flow: Flow) -> None:
-    with pytest.raises(UnknownName, match="unknown table 'colours'.*schemas/colours.json does not exist"):
-        flow("uncontracted").validate()
+def test_the_projects_nodes_take_tables_and_make_each_derived_table_once() -> None:
+    graph = project_graph()
+    nodes = {node.label: node for node in graph.nodes().values() if node}
+    made = [name for node in nodes.values() for name in node.names]
+    named = {name for node in nodes.values() for name in (*node.names, *node.inputs, *node.fetches)}
+    assert len(made) == len(set(made)) and named <= set(graph.contracts)
+    derived = {name for name, contract in graph.contracts.items() if contract.kind != "given"}
+    assert derived == {*made, "catalogue_tables", "catalogue_columns"}, "the session gives the catalogue of tables"
+    assert len(graph.needed(made)[0]) == len(nodes), "an order exists: no circles"
+    assert [label for label, node in nodes.items() if not node.doc] == []
 
 
-def test_a_function_with_a_default_is_no_node(flow: Flow) -> None:
-    with pytest.raises(InvalidInput, match="knob_nodes.py: best_item cannot be a node of the graph: its parameters"):
-        flow("good", "knob_nodes").plan(["best_item"], GIVEN)
-
-
-def test_validation_finds_a_derived_table_that_no_node_makes(flow: Flow) -> None:
-    graph = flow("good", "flow_nodes")
-    with pytest.raises(InvalidInput, match="orphan is declared as derived, but no node computes it"):
-        graph.validate()
-    graph.validate(provided={"orphan"})
+def test_the_projects_functions_take_tables_and_services_without_defaults() -> None:
+    made = [path.stem for path in folder("sql").rglob("*.sql")]
+    for module, _, functions in sources_with_nodes("kernelsight"):
+        for function in functions:
+            word, given = decorated(function, "for_each"), function.args
+            makes = (function.name,) if word else decorated(function, "produces")
+            made += makes
+            if makes:
+                stars = (given.vararg, given.kwarg, given.posonlyargs, given.defaults, any(given.kw_defaults))
+                assert stars == (None, None, [], [], False), (module, function.name)
+                keywords = [argument.arg for argument in given.kwonlyargs]
+                assert keywords == list(word) if word else {*keywords} <= SERVICES, (module, function.name)
+                assert not word or function.name.startswith(f"{word[0]}_"), (module, function.name)
+    assert [name for name, makers in Counter(made).items() if makers > 1] == []
 
 
 def test_what_depends_on_a_table_is_known_through_several_nodes_and_stops_at_what_was_given(flow: Flow) -> None:

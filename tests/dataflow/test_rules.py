@@ -9,8 +9,8 @@ import duckdb
 import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.contract import ddl
+from kernelsight.dataflow.types import Column
 from kernelsight.dataflow.violations import passes
 
 

@@ -123,7 +123,7 @@ def test_a_server_states_what_simulate_does(speed: float) -> None:
     pytest.importorskip("starlette")
     pytest.importorskip("prometheus_client")
     from kernelsight.server.start import server_of
-    from kernelsight.serving.runs.deployed import deploy
+    from kernelsight.serving.runs.step_times import deploy
     from tests.server.asgi import ask, on_loop
     from tests.server.test_metrics_relations import OPTIONS
     from tests.server.test_metrics_relations import stated as metrics_of

@@ -6,33 +6,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 
 import kernelsight as ks
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.kernel_choices import choice_rows
-from kernelsight.fitting.versions import medians, rows_of_medians
+from kernelsight.fitting.splits import shape_columns
+from kernelsight.fitting.versions import effects_of, links_of, medians, rows_of_medians
 from kernelsight.kernels.engine_versions import KNOTS_US, version_at, version_factor
 from kernelsight.kernels.kernel_constants import family_facts
 from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import pack_table
 from tests.fitting.measured import gemm, write
 
+GENERATION = {"h100_sxm": "hopper", "h200_sxm": "hopper", "l40s": "ada"}
 KERNEL = {"engine": "vllm", "implementation": "cublas", "dtype": "bf16"}
 
 
-def fitted(*cells: tuple[str, str, float]) -> pa.Table:
-    """A pack of what versions change: GPU, version, and measured / fitted at every latency, of 10,000 rows each."""
-    import polars as pl
-
+def measured(*cells: tuple[str, str, float], kernel: dict[str, str] = KERNEL) -> pl.DataFrame:
+    """Rows of a sweep: GPU, version, and measured / fitted at every latency, of 3,000 equal calls each."""
     rows = [
-        {**KERNEL, "gpu": gpu, "engine_version": version, "fitted_us": us, "residual": float(np.log(factor))}
+        {**kernel, "gpu": gpu, "engine_version": version, "fitted_us": us, "residual": float(np.log(factor))}
+        | {"math": "bf16", "distribution": "", **dict.fromkeys(shape_columns("gemm"), float(number))}
+        | {"latency_us": us * factor}
         for gpu, version, factor in cells
         for us in KNOTS_US
-        for _ in range(3000)
+        for number in range(3000)
     ]
-    return pack_table(rows_of_medians("gemm", medians(pl.DataFrame(rows))))
+    return pl.DataFrame(rows)
+
+
+def fitted(*cells: tuple[str, str, float]) -> pa.Table:
+    """A pack of what versions change."""
+    frame = measured(*cells)
+    return pack_table(rows_of_medians("gemm", medians(frame), links_of("gemm", frame, GENERATION), GENERATION))
 
 
 def factor(pack: pa.Table, gpu: str, version: str | None) -> float:
@@ -54,13 +63,35 @@ def test_a_version_between_takes_the_earlier_one_and_says_so() -> None:
     assert version_at(pack, "gemm", KERNEL, "l40s", "0.9").version == "0.24.0"
 
 
-def test_a_gpu_without_the_version_moves_as_others_did() -> None:
-    pack = fitted(("h100_sxm", "0.24.0", 1.0), ("h100_sxm", "0.31.0", 0.7), ("l40s", "0.24.0", 1.0))
-    assert factor(pack, "l40s", "0.24") == 1.0
-    assert factor(pack, "l40s", "0.31") == pytest.approx(0.7, rel=2e-3)
-    assert not version_at(pack, "gemm", KERNEL, "l40s", "0.31").measured
-    # a GPU without any sweep lies where all versions lie on the mean
-    assert factor(pack, "a100_sxm", "0.31") / factor(pack, "a100_sxm", "0.24") == pytest.approx(0.7, rel=2e-3)
+def test_a_gpu_without_the_version_moves_as_its_generation_did() -> None:
+    pack = fitted(
+        ("h100_sxm", "0.24.0", 1.0), ("h100_sxm", "0.31.0", 0.7), ("h200_sxm", "0.24.0", 0.5), ("l40s", "0.24.0", 1.0)
+    )
+    assert factor(pack, "h200_sxm", "0.24") == 1.0
+    assert factor(pack, "h200_sxm", "0.31") == pytest.approx(0.7, rel=1e-2)
+    found = version_at(pack, "gemm", KERNEL, "h200_sxm", "0.31")
+    assert (found.version, found.measured) == ("0.24.0", False) and found.log_sd > 0.0
+    # moves of other generations foretell nothing
+    assert factor(pack, "l40s", "0.31") == factor(pack, "l40s", "0.24") == 1.0
+    # a GPU without any sweep takes the mean of others
+    assert factor(pack, "a100_sxm", "0.31") == pytest.approx(0.7, rel=2e-3)
+
+
+def test_versions_of_two_gpus_are_compared_by_equal_calls() -> None:
+    """No GPU of the generation ran both versions: that one is twice as fast as the other is told by another kernel."""
+    cells = [("h100_sxm", "0.24.0", 1.0), ("h200_sxm", "0.31.0", 0.35)]
+    links = links_of("gemm", measured(*cells), GENERATION)
+    kernel = tuple(KERNEL.values())
+    alone = effects_of(links)
+    move = alone[kernel, "hopper", "0.31.0"] - alone[kernel, "hopper", "0.24.0"]
+    assert move[1] == pytest.approx(np.log(0.35), rel=0.02)
+    other = {**KERNEL, "implementation": "cutlass"}
+    links += links_of(
+        "gemm", measured(("h100_sxm", "0.24.0", 1.0), ("h200_sxm", "0.24.0", 0.5), kernel=other), GENERATION
+    )
+    known = effects_of(links)
+    move = known[kernel, "hopper", "0.31.0"] - known[kernel, "hopper", "0.24.0"]
+    assert move[1] == pytest.approx(np.log(0.7), rel=0.05)
 
 
 def test_order_of_latencies_is_kept() -> None:
@@ -96,17 +127,44 @@ def test_the_kernel_follows_the_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "version", "attention", "experts"),
+    ("model", "gpu", "engine", "flags", "attention", "experts"),
     [
-        ("a100_sxm", "0.11", "triton_attention_vllm", "marlin_moe"),
-        ("rtx_pro_6000_server", "0.24", "triton_attention_vllm", "marlin_moe"),
-        ("h100_sxm", "0.24", "flash_attention_3", "triton_kernels_moe"),
+        ("gpt-oss-20b", "a100_sxm", "vllm:0.11", {}, "triton_attention_vllm", "marlin_moe"),
+        ("gpt-oss-20b", "rtx_pro_6000_server", "vllm:0.24", {}, "triton_attention_vllm", "marlin_moe"),
+        ("gpt-oss-20b", "rtx_pro_6000_server", "vllm:0.28", {}, "flashinfer", "marlin_moe"),
+        ("gpt-oss-20b", "h100_sxm", "vllm:0.24", {}, "flash_attention_3", "triton_kernels_moe"),
+        # sinks rule out more kernels than an FP8 cache
+        ("gpt-oss-20b", "a100_sxm", "vllm:0.24", {"kv_cache_dtype": "fp8"}, "triton_attention_vllm", "marlin_moe"),
+        ("llama-3.1-8b", "a100_sxm", "vllm:0.11", {"kv_cache_dtype": "fp8"}, "triton_attention_vllm", None),
+        ("llama-3.1-8b", "a100_sxm", "vllm:0.24", {"kv_cache_dtype": "fp8"}, "flashinfer", None),
+        ("llama-3.1-8b", "a100_sxm", "vllm:0.24", {}, "flash_attention_2", None),
+        # heads of 256 and 512
+        ("gemma-4-26b-a4b", "h100_sxm", "vllm:0.23", {}, "triton_attention_vllm", "fused_moe_triton"),
+        ("gemma-4-26b-a4b", "h100_sxm", "vllm:0.24", {}, "flash_attention_4", "fused_moe_triton"),
+        ("deepseek-v3", "h200_sxm", "vllm:0.24", {"tp": 8}, None, "fused_moe_triton"),
+        ("deepseek-v3", "h200_sxm", "vllm:0.24", {"tp": 8, "ep": 8}, None, "cutlass_moe"),
+        ("llama-3.1-8b", "b200_sxm", "sglang:0.5.6", {}, "flashinfer", None),
+        ("llama-3.1-8b", "b200_sxm", "sglang:0.5.14", {}, "trtllm_gen_fmha", None),
+        # no sweep holds attention of AMD: the kernel has a name and no time of its own
+        ("mixtral-8x7b-v0.1", "mi300x", "vllm:0.18", {}, "triton_attention_vllm", "aiter_fused_moe"),
+        ("mixtral-8x7b-v0.1", "mi300x", "vllm:0.21", {}, "rocm_attention", "aiter_fused_moe"),
+        ("mixtral-8x7b-v0.1", "mi300x", "sglang:0.5.14", {}, "aiter_attention", "aiter_fused_moe"),
     ],
 )
-def test_attention_sinks_decide_kernels(gpu: str, version: str, attention: str, experts: str) -> None:
-    step = ks.predict(model="gpt-oss-20b", gpu=gpu, engine_version=version, phase="prefill", input_len=4096)
+def test_sources_decide_kernels(
+    model: str, gpu: str, engine: str, flags: dict[str, Any], attention: str | None, experts: str | None
+) -> None:
+    name, _, version = engine.partition(":")
+    deployment = {"model": model, "gpu": gpu, "engine": name, "engine_version": version, **flags}
+    step = ks.predict(**deployment, phase="decode", batch_size=8, context_len=2048)
     kernels = {row["family"]: row["implementation"] for row in step.kernels.to_pylist()}
-    assert (kernels["prefill_attention"], kernels["moe"]) == (attention, experts)
+    assert (kernels.get("decode_attention"), kernels.get("moe")) == (attention, experts)
+
+
+def test_evidence_names_the_kernel_that_another_stands_for() -> None:
+    step = ks.predict(model="mixtral-8x7b-v0.1", gpu="mi325x", engine_version="0.21", tp=2, context_len=1024)
+    evidence = {row["family"]: row["evidence"] for row in step.kernels.to_pylist()}
+    assert evidence["moe"].endswith("aiter_fused_moe, for fused_moe_triton, which no sweep holds")
 
 
 def test_evidence_says_which_version_was_measured() -> None:

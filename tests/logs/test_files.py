@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.logs.files import HEAD_BYTES, documents, open_log
 from kernelsight.logs.json_outline import MOST_DEPTH, MOST_FIELDS, outline
-from kernelsight.logs.settings import non_default_args
+from kernelsight.logs.settings import stated_by
 from tests.logs.written import save
 
 
@@ -55,4 +55,4 @@ def test_only_the_first_bytes_are_looked_at(tmp_path):
 
 @pytest.mark.parametrize("line", ["", "non-default args: {", "non-default args: {1: f()}", "non-default args: [1]"])
 def test_lines_of_arguments_that_are_none(line):
-    assert non_default_args(line) == {}
+    assert stated_by(line) == {}

@@ -11,8 +11,8 @@ import pytest
 from kernelsight.catalog.tables import facts
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.logs import read_logs
-from kernelsight.logs.kernel_names import with_families
 from kernelsight.logs.log_run import Faults
+from kernelsight.logs.profiles import with_families
 from tests.logs.asked import faults, refusal, rows
 from tests.logs.written import DATA, chrome_trace, nsys, save
 
@@ -54,26 +54,6 @@ def test_chrome_trace(tmp_path):
     assert set(found) == {"nvjet_tst_64x8", "flash::FlashAttnFwdSm90", "Memcpy DtoH"}  # no work of the CPU
     assert (found["nvjet_tst_64x8"]["total_us"], found["nvjet_tst_64x8"]["calls"]) == (90.0, 3)
     assert found["nvjet_tst_64x8"]["rank"] == 1 and found["nvjet_tst_64x8"]["span_us"] == 302.0
-
-
-# file: (kernels, the first by time: its family, calls, us, and GPU time of all, us)
-TABLES = {
-    "nsys_sum.csv": (3, "gemm", 12000, 1234567.0, 1840567.0),
-    "nsys_sum.txt": (2, "gemm", 12000, 1234567.0, 1639567.0),
-    "nsys_trace.csv": (3, "gemm", 1, 5.0, 13.0),
-    "ncu.csv": (1, "gemm", 1, 43.1, 43.1),
-    "ncu_raw.csv": (2, "gemm", 1, 43.1, 47.3),
-    "key_averages.txt": (2, "gemm", 224, 10000.0, 10900.0),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_profilers(name):
-    found = rows(read_logs(kernels=DATA / "posted" / name), "production_kernels")
-    count, family, calls, us, total_us = TABLES[name]
-    assert len(found) == count
-    assert (found[0]["family"], found[0]["calls"], found[0]["total_us"]) == (family, calls, pytest.approx(us))
-    assert sum(row["total_us"] for row in found) == pytest.approx(total_us)
 
 
 def test_tables_of_profilers_without_times_are_refused(tmp_path):

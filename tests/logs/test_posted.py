@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.comparison.stage_logs import server_sentences, stages_and_lacks
+from kernelsight.comparison.stage_logs import stages_and_lacks
 from kernelsight.errors import KernelSightError
 from kernelsight.logs import read_logs
 from kernelsight.logs.reports import blocks_of, contradiction, fragments_of
 from kernelsight.session import connect
-from tests.logs.asked import faults, refusal, rows, statistics
+from tests.logs.asked import faults, refusal, rows, settings, statistics
+from tests.logs.test_cases import CASES
 from tests.logs.written import DATA
 
 POSTED = DATA / "posted"
@@ -39,39 +40,10 @@ Median ITL (ms):                         8.00
 P99 ITL (ms):                            12.00
 ==================================================
 """
-# file, number of its runs, and of the last: requests, their mean lengths, rate (None: at once), users, means in ms
-FACTS = {
-    "old_vllm.txt": (1, 200, 218.3, 189.5, 4.0, None, {"ttft_ms": 62.41, "tpot_ms": 11.92}),
-    "new_vllm_two.md": (2, 80, 1024, 128, None, 32, {"ttft_ms": 310.10, "tpot_ms": 24.90}),
-    "sglang.txt": (1, 128, 1024, 256, None, 16, {"ttft_ms": 140.01, "tpot_ms": 19.27, "e2e_ms": 5053.1}),
-    "trtllm.txt": (1, 1000, 128, 128, 166.123, None, {"ttft_ms": 120.44, "tpot_ms": 10.044, "e2e_ms": 1396.03}),
-    "genai.txt": (1, 100, 512, 127.3, 3.39, None, {"ttft_ms": 45.2, "tpot_ms": 8.91, "e2e_ms": 1170.1}),
-    "genai.csv": (1, 100, 512, 127.3, 3.39, None, {"ttft_ms": 45.2, "tpot_ms": 8.91, "e2e_ms": 1170.1}),
-    "profile_export_genai_perf.json": (1, 100, 512, 127.3, None, 4, {"ttft_ms": 45.2, "tpot_ms": 8.91}),
-    "llmperf_summary.json": (1, 100, 549.4, 148.8, None, 8, {"ttft_ms": 75.0, "e2e_ms": 1440.0}),
-    "hf.json": (1, 240, 200, 200, 2.0, 128, {"ttft_ms": 25.1, "tpot_ms": 8.2, "e2e_ms": 1640.0}),
-    "hf.txt": (1, 240, 200, 200, 1.99, None, {"ttft_ms": 25.1, "itl_ms": 8.2, "e2e_ms": 1640.0}),
-    "aiperf.txt": (1, 711, 10, 42.83, 255.54, None, {"ttft_ms": 18.26, "tpot_ms": 11.23, "e2e_ms": 487.3}),
-    "evalscope.txt": (1, 100, 205, 205, None, 10, {"ttft_ms": 120.0, "tpot_ms": 24.0, "e2e_ms": 4900.0}),
-    "prefixed.log": (1, 100, 512, 128, 100 / 25.01, None, {"ttft_ms": 40.0, "tpot_ms": 8.8}),
-}
 
 
 def stages(path: Path, **stated: object):
     return stages_and_lacks(read_logs(path)["production_summaries"], stated)
-
-
-@pytest.mark.parametrize("name", FACTS)
-def test_statistics_of_a_text_or_summary_become_the_stages_of_a_load(name: str) -> None:
-    runs, requests, prompt, output, rate, users, means = FACTS[name]
-    found, lacks = stages(POSTED / name)
-    assert len(found) == runs and not lacks
-    stage = found[-1]
-    assert (stage.requests, stage.max_concurrency) == (requests, users)
-    assert stage.prompt_tokens["mean"] == pytest.approx(prompt, rel=1e-3)
-    assert stage.output_tokens["mean"] == pytest.approx(output, rel=1e-3)
-    assert stage.rate == (pytest.approx(rate, rel=1e-3) if rate else float("inf"))
-    assert {name: stage.measured[name, "mean"] for name in means} == pytest.approx(means, rel=1e-3)
 
 
 def test_the_printed_block_is_compared_like_the_json_of_the_same_run(tmp_path: Path) -> None:
@@ -116,32 +88,12 @@ def test_all_at_once_is_read_from_half_of_the_requests_in_flight(tmp_path: Path)
     assert stage.all_at_once and not stage.is_open
 
 
-# file: summaries, and the fields of its last window
-SERVERS = {
-    "old_vllm_server.log": (
-        {"prompt_tokens_per_s": 200.0, "output_tokens_per_s": 220.0, "running": 4.0, "waiting": 2.0, "kv_share": 0.2},
-        {"start_s": 10.0, "end_s": 15.0, "prompt_tokens": 1000, "output_tokens": 1200, "running": 4.0, "kv_share": 0.3},
-    ),
-    "sglang_server.log": (
-        {"prompt_tokens_per_s": 2000 / 3, "output_tokens_per_s": 280.0, "hit_share": 0.2},
-        {"start_s": 2.0, "end_s": 3.0, "output_tokens": 430, "running": 5.0, "waiting": 0.0, "kv_share": 0.04},
-    ),
-    "trtllm_server.log": (
-        {"prompt_tokens_per_s": 512 / 3, "output_tokens_per_s": 11 / 3, "running": 4.0},
-        {"start_s": 2.0, "end_s": 3.0, "prompt_tokens": 0, "output_tokens": 4, "running": 4.0},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_lines_of_a_server_become_windows(name: str) -> None:
-    tables = read_logs(POSTED / name)
-    means, window = SERVERS[name]
-    found = {metric: value for (_, metric, stated), value in statistics(tables).items() if stated == "mean"}
-    assert {metric: found[metric] for metric in means} == pytest.approx(means)
-    last = rows(tables, "production_windows")[-1]
-    assert {field: last[field] for field in window} == pytest.approx(window)
-    assert server_sentences(tables["production_summaries"])[0].endswith("; no latencies")
+def test_the_log_states_the_version_and_the_arguments_of_its_server(tmp_path: Path) -> None:
+    first = "(APIServer pid=1) INFO 09-01 10:10:00 [api_server.py:1839] vLLM API server version 0.11.0\n"
+    first += "(APIServer pid=1) INFO 09-01 10:10:01 [utils.py:233] non-default args: {'max_num_seqs': 64}\n"
+    path = tmp_path / "server.log"
+    path.write_text(first + (POSTED / "old_vllm_server.log").read_text())
+    assert settings(read_logs(metrics=path)) == {"engine_version": "0.11.0", "max_num_seqs": "64"}
 
 
 def test_a_server_log_is_shown_over_time_and_replayed_where_a_length_is_stated() -> None:
@@ -211,15 +163,17 @@ def mutated(text: str, draw: random.Random) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("name", [name for name in FACTS if not name.endswith((".csv", ".json"))])
+@pytest.mark.parametrize(
+    "name", [case["file"] for case in CASES if "load" in case and not case["file"].endswith((".csv", ".json"))]
+)
 def test_mutated_texts_are_read_as_what_they_say_or_refused(name: str, tmp_path: Path) -> None:
     """Lines that are dropped, indented, doubled or exchanged change no value that is read of another."""
-    text, draw = (POSTED / name).read_text(), random.Random(name)
+    text, draw = (DATA / name).read_text(), random.Random(name)
     true: dict[tuple[str, str], set[float]] = {}
     for _, found in blocks_of(fragments_of(text)):
         for key, value in found.items():
             true.setdefault(key, set()).add(value)
-    path = tmp_path / name
+    path = tmp_path / Path(name).name
     for _ in range(20):
         path.write_text(mutated(text, draw))
         try:

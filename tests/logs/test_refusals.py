@@ -85,6 +85,13 @@ CASES: list[tuple[str, list[Any], str]] = [
         "holds texts, and no times of requests; as a load it is read",
     ),
     ("requests", ["TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00,5,5\n"], "is a trace: it has arrivals"),
+    (
+        "requests",
+        [
+            "id,start_time,prompt_tokens,completion_tokens,time_to_first_token_ms,total_latency_ms\na,17,512,100,55,900\n"
+        ],
+        "looks like a table of requests; try --columns arrival_s=start_time output_tokens=completion_tokens",
+    ),
     ("requests", ["Mean TTFT (ms): 49.1\n"], "states ttft_ms, and lacks a load (requests, duration or a rate)"),
     (
         "requests",
@@ -154,6 +161,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, role: str, conten
         paths.append(path)
     sentence = refusal(*paths) if role == "requests" else refusal(**{role: paths})
     assert words in sentence and "secret" not in sentence and "diary" not in sentence
+    assert len(sentence.replace(str(tmp_path), "").replace(str(DATA), "")) <= 200
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import UnknownName
-from kernelsight.scenario.gpu_names import find_gpu
 from kernelsight.scenario.scenario_rows import gpu_assumptions, resolve_gpu
 from kernelsight.session import connect
 

@@ -54,7 +54,7 @@ def test_of_a_file_only_names_of_options_are_shown(named):
     found = read_launch_line(line, read_files=True)
     assert found.flags["max_num_seqs"] == 64
     assert HIDDEN not in str(found) + str(found.notes()) + str(found.as_dict())
-    said = [word.words.partition("own.yaml: ")[2] for word in found.words[1:]]
+    said = [word.words.partition("own.yaml: ")[2] for word in found.words if "own.yaml" in word.words]
     assert said == ["--max-num-seqs", "option 2", "--port", "--moe-backend", "option 5"]
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.column import Column
 from kernelsight.dataflow.contract import Contract
+from kernelsight.dataflow.types import Column
 from kernelsight.project_graph import embedded_facts
 from kernelsight.scenario.run_info import run_facts
 from kernelsight.session import connect

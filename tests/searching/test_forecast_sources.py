@@ -10,13 +10,12 @@ from kernelsight.errors import InvalidInput
 from kernelsight.searching import batches
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import space_arrays
-from kernelsight.searching.forecast_sources import model_forecasts, with_forecasts
 from kernelsight.searching.forecasts import inputs_of
 from kernelsight.searching.history import empty_history, with_round
 from kernelsight.searching.replays import replay
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
-from kernelsight.searching.targets import Target, target_of, truth_of
+from kernelsight.searching.targets import Target, model_forecasts, target_of, truth_of, with_forecasts
 from tests.searching.made_spaces import made_tables
 
 TABLES = made_tables()

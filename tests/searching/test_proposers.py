@@ -209,8 +209,6 @@ def test_files_without_configurations_are_refused(tmp_path):
     (tmp_path / "p.parquet").write_bytes(b"nothing")
     with pytest.raises(InvalidInput, match="cannot be read as Parquet"):
         searched(str(tmp_path / "p.parquet"))
-    with pytest.raises(InvalidInput, match="--proposals is 0; give a whole number above 0"):
-        searched(listed(tmp_path, [PARAMETERS[IDS[0]]]), wanted=0)
 
 
 def test_a_given_proposer_and_its_scenario_go_together():

@@ -136,14 +136,14 @@ def test_without_a_source_that_shares_candidates_the_search_says_so(arrays):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"budget_measurements": 0}, "the budget is 0 measurements; give a whole number above 0"),
-        ({"budget_measurements": -3}, "the budget is -3 measurements"),
-        ({"budget_measurements": float("nan")}, "the budget is nan measurements"),
-        ({"budget_s": float("inf")}, "the budget is inf s of measuring"),
-        ({"batch": 0}, "batch is 0; give a whole number above 0"),
-        ({"measure_per_parent": 20}, "measure_per_parent is 20, but only 16 candidates are proposed per parent"),
-        ({"random_share": 1.0}, "random_share is 1.0; give a share from 0 to below 1"),
-        ({"stop_expected_gain": -1.0}, "stop_expected_gain is -1.0"),
+        ({"budget_measurements": 0}, "budget_measurements: 1 row fails 'budget_measurements > 0'"),
+        ({"budget_measurements": float("nan")}, "budget_measurements"),
+        ({"budget_s": float("inf")}, "budget_s"),
+        ({"batch": 0}, "batch: 1 row fails 'batch > 0'"),
+        ({"measure_per_parent": 20}, "measure_per_parent"),
+        ({"random_share": 1.0}, "random_share"),
+        ({"stop_expected_gain": -1.0}, "stop_expected_gain"),
+        ({"proposer": "all"}, "proposer"),
     ],
 )
 def test_scenarios_that_cannot_be_searched_are_refused(change, sentence):

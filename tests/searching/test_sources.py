@@ -11,13 +11,12 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.arrays import OK, space_arrays
-from kernelsight.searching.forecast_sources import with_forecasts
 from kernelsight.searching.forecasts import chance_to_work
 from kernelsight.searching.history import History, empty_history
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
 from kernelsight.searching.space_files import read_forecasts, space_tables
-from kernelsight.searching.targets import misleading, target_of, truth_of
+from kernelsight.searching.targets import misleading, target_of, truth_of, with_forecasts
 from tests.searching.made_spaces import GPUS, latency, made_rows, made_tables
 
 SCENARIO = scenario_rows([{"space": "made", "gpu": "two", "budget_measurements": 60}])[0]

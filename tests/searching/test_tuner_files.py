@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelsight.errors import InvalidInput
-from kernelsight.logs.kernel_names import family_of
+from kernelsight.kernels.kernel_names import family_of
 from kernelsight.searching.arrays import SpaceArrays
 from kernelsight.searching.scenarios import as_spelled
 from kernelsight.searching.tuner_files import read_tuner_file

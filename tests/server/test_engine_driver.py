@@ -10,7 +10,7 @@ import kernelsight as ks
 from kernelsight.server.engine_driver import Delivery, EngineDriver
 from kernelsight.server.live_engines import LiveEngines
 from kernelsight.server.start import engines_of
-from kernelsight.serving.runs.deployed import deploy
+from kernelsight.serving.runs.step_times import deploy
 
 
 class Receiver:

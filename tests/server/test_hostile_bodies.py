@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kernelsight as ks
-from kernelsight.serving.runs.deployed import deploy
+from kernelsight.serving.runs.step_times import deploy
 
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")

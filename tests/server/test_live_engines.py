@@ -14,7 +14,7 @@ from kernelsight.server.live_engines import LiveEngines, Tokens
 from kernelsight.serving.engine import inputs, packed_costs, records, replica
 from kernelsight.serving.engine.request_blocks import outcome_of
 from kernelsight.serving.engine.served import REAL, WHOLE
-from kernelsight.serving.runs.deployed import deploy
+from kernelsight.serving.runs.step_times import deploy
 from tests.conftest import random_worlds
 from tests.serving.engine.worlds import World, caching_worlds, policy_worlds, run_loop
 

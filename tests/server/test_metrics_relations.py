@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import kernelsight as ks
-from kernelsight.serving.runs.deployed import Deployed, deploy
+from kernelsight.serving.runs.step_times import Deployed, deploy
 
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")

@@ -15,7 +15,7 @@ import pytest
 
 import kernelsight as ks
 from kernelsight.serving.engine import inputs, replica
-from kernelsight.serving.runs.deployed import Deployed, deploy
+from kernelsight.serving.runs.step_times import Deployed, deploy
 
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import kernelsight as ks
-from kernelsight.serving.runs.deployed import deploy
+from kernelsight.serving.runs.step_times import deploy
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import polars as pl
 
+from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.errors import InvalidInput
-from kernelsight.fitting.kernel_sweeps.devices import DEVICES, NOT_IN_CATALOGUE
+from kernelsight.fitting.kernel_sweeps.devices import NOT_IN_CATALOGUE
 from kernelsight.fitting.kernel_sweeps.points import Batch, measured, read_csv, reader, without_family
 
 PUBLISHER = "NeuSight"
@@ -24,7 +25,8 @@ PRODUCTS = {"linear": "gemm", "bmm": "batched_gemm"}
 def _batches(file: Path) -> Iterator[Batch]:
     rows = read_csv(file, MEASURED, PUBLISHER)
     for (device, operator), operator_rows in rows.group_by("Device", "OPName", maintain_order=True):
-        gpu = DEVICES.get(str(device))
+        found = find_gpu(str(device))
+        gpu = found.gpu if found and not found.assumed else None  # a name of several editions is of none
         if gpu is None:
             yield without_family(str(device), NOT_IN_CATALOGUE, operator_rows.height)
         elif operator not in PRODUCTS:

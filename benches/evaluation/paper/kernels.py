@@ -18,8 +18,8 @@ from kernelsight.fitting.splits import HEADLINE_TRAIN, shape_columns
 from kernelsight.kernels.families import FAMILIES, MEASURED
 from kernelsight.kernels.pack import default_pack, pack_table
 from kernelsight.laboratory.kernels.versions import packed_latency
+from kernelsight.laboratory.paper.chart import LOG, amount, chart, dashes, dots, kind, tips
 from kernelsight.laboratory.paper.sources import GPUS, TARGET, Sources
-from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
 from kernelsight.present.page import Figure
 from kernelsight.present.pages.predict import RATES, roofs_of
 from kernelsight.session import connect

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from kernelsight.fitting.metrics import score
+from kernelsight.laboratory.paper.chart import LOG, amount, chart, dashes, dots, kind, tips
 from kernelsight.laboratory.paper.kernels import rounded
 from kernelsight.laboratory.paper.sources import DEPLOYMENT, TARGET, Sources, most_loads, of_deployment
-from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
-from kernelsight.present.figures.run import COMPOSITION, COMPOSITION_QUERY
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure
 from kernelsight.session import connect
 
@@ -23,12 +23,13 @@ SCALE = LOG | {"nice": False}
 
 def figure_8(sources: Sources) -> tuple[dict[str, Any], list[Figure]]:
     """GPU time by kernel family of one request: of its prompt, then of each twentieth of its output."""
+    composition = figures_of("run")["Kernels as output grows"]
     with connect() as session:
         run = session.simulate(**REQUEST, num_prompts=1, request_rate="inf")
-        rows = run.session.query(COMPOSITION_QUERY).to_pylist()
+        rows = run.session.query(composition.sql).to_pylist()
     rows = [{**row, "share": rounded(row["share"], 3)} for row in rows]
     title = f"{REQUEST['model']} on {REQUEST['gpu']}: GPU time of one request"
-    return {"request": REQUEST, "rows": rows}, [Figure(title, "", spec=COMPOSITION, rows=rows)]
+    return {"request": REQUEST, "rows": rows}, [Figure(title, "", spec=composition.spec, rows=rows)]
 
 
 def figure_9(sources: Sources) -> tuple[dict[str, Any], list[Figure]]:

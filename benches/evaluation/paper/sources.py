@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 from kernelsight.caches.durable import durable_file
 from kernelsight.evaluation.kernels.evaluate import scored_rows
 from kernelsight.evaluation.kernels.predict import fit_and_predict
-from kernelsight.evaluation.runs.campaigns import spread_runs
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.fitting.splits import HEADLINE_TRAIN, Split
 from kernelsight.fitting.sweep_files import measured_families
 from kernelsight.fitting.training import call_rows, training_rows
 from kernelsight.kernels.families import MEASURED
 from kernelsight.laboratory.kernels.baselines import roofline_us, shipped_baselines, systems_folder
+from kernelsight.laboratory.runs.run_classes import spread_runs
 from kernelsight.session import connect
 
 TARGET = "gb200"

@@ -14,17 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kernelsight.evaluation.runs.backtests import planned_runs, scored_row
-from kernelsight.evaluation.runs.campaigns import (
-    METRICS,
-    campaign_scores,
-    compared,
-    scored_of_campaigns,
-    spread_runs,
-)
+from kernelsight.evaluation.runs.campaigns import METRICS, campaign_scores, compared, scored_of_campaigns
 from kernelsight.evaluation.runs.recipes import is_prose
 from kernelsight.evaluation.runs.run_scores import is_scored_separately
 from kernelsight.evaluation.runs.simulate_runs import Planned, serve_runs
 from kernelsight.laboratory.runs.host_constants import priors
+from kernelsight.laboratory.runs.run_classes import spread_runs
 from kernelsight.laboratory.runs.unknown_lengths import served_with_lengths
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Classes of scored runs: kinds of models, groups, and fitting runs that repeat the measurement of a scored one."""
+"""Classes of runs: kinds of models, groups, samples of campaigns, and fitting runs that repeat a measurement."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kernelsight.evaluation.runs.run_scores import (
     SAME,
     group_of,
     is_fitting,
+    is_scored_separately,
     measured_both,
     scores,
 )
@@ -72,3 +73,27 @@ def is_mixture(name: str) -> bool:
     (True, False, True)
     """
     return base_of(name)[1]["experts"] is not None
+
+
+ORDER = ("engine", "model", "gpu", "tp", "run_id")
+
+
+def spread_runs(runs: Sequence[Mapping[str, Any]], max_runs: int) -> list[int]:
+    """Return indices of at most ``max_runs`` runs of each campaign, spread evenly over engines, models and GPUs.
+
+    Runs that are scored separately are left out.
+
+    >>> runs = [dict.fromkeys(ORDER, 0) | {"campaign": "c", "run_id": str(number)} for number in range(9)]
+    >>> spread_runs(runs, 3)
+    [1, 4, 7]
+    """
+    members: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        if not is_scored_separately(run):
+            members.setdefault(run["campaign"], []).append(number)
+    chosen = []
+    for numbers in members.values():
+        ordered = sorted(numbers, key=lambda number: tuple(str(runs[number][name]) for name in ORDER))
+        stride = max(len(ordered) / max_runs, 1.0)
+        chosen += [ordered[int((rank + 0.5) * stride)] for rank in range(min(len(ordered), max_runs))]
+    return sorted(chosen)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight import laboratory
+from kernelsight.catalog.gpu_names import plain_gpus
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels.kernel_scores import COLUMNS, score_rows
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
@@ -75,10 +76,10 @@ def split_of(arguments: Any) -> Split:
             )
     elif tier == "target-measured" and not budget:
         budget = 0.05
-    train = names_of(arguments.train_gpus) or HEADLINE_TRAIN
+    train = plain_gpus(arguments.train_gpus) or HEADLINE_TRAIN
     if arguments.test_gpus is None:
         raise InvalidInput("calibrate evaluate needs --test-gpus, the GPUs to score.")
-    test = names_of(arguments.test_gpus)
+    test = plain_gpus(arguments.test_gpus)
     if not test:
         raise InvalidInput("--test-gpus is empty; name at least one GPU of the sweep.")
     if arguments.whole_layers and not budget:

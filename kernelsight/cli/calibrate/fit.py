@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernelsight.catalog.gpu_names import plain_gpus
 from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput, RunFailed, unknown
 
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
     check_sweeps(sweeps)
     measured, gpu_rows = sorted(measured_gpus(sweeps)), _known_gpus(arguments)
     _refuse_unusable(sweeps, measured, gpu_rows["gpu"].to_pylist())
-    gpus = _listed(arguments.train_gpus, measured, "GPU", "The sweeps have rows of") or measured
+    gpus = _listed(",".join(plain_gpus(arguments.train_gpus)), measured, "GPU", "The sweeps have rows of") or measured
     families = _listed(arguments.families, list(MEASURED), "kernel family", "Measured families are")
     base = _base(arguments.onto)
     tables = (gpu_rows, facts("fabrics"), facts("kernel_implementations"))

@@ -1,23 +1,34 @@
-"""`kernelsight calibrate import`: converts published kernel sweeps to a Parquet file of ``sweep_points``."""
+"""`kernelsight calibrate import`: converts kernel sweeps and profiles to a Parquet file of ``sweep_points``."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kernelsight.catalog.gpu_names import plain_gpus
+from kernelsight.cli.options import columns
 from kernelsight.errors import InvalidInput
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.kernel_sweeps.importing import SUMMARY, import_sweep
 from kernelsight.fitting.kernel_sweeps.sources import SEVERAL_PATHS, reader
 from kernelsight.present.output import check_ending, note, print_rows
 
+if TYPE_CHECKING:
+    from kernelsight.fitting.kernel_sweeps.points import Batch
+
+PROFILE = "profile"
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Import one source: write the sweep, print the rows read, kept and rejected."""
-    read_source = reader(arguments.source)
     target = check_ending(arguments.output, (".parquet",))
-    batches = read_source(_paths(arguments.source, arguments.path), _names(arguments.gpus), _names(arguments.families))
+    if arguments.source == PROFILE:
+        batches = _profiles(arguments)
+    else:
+        read_source, paths = reader(arguments.source), _paths(arguments.source, arguments.path)
+        batches = read_source(paths, frozenset(plain_gpus(arguments.gpus)) or None, _names(arguments.families))
     rows, unlisted, unread = import_sweep(batches, target)
     print_rows(rows, list(SUMMARY), arguments.format)
     read, kept, points = (sum(row[name] or 0 for row in rows) for name in ("read", "kept", "points"))
@@ -32,13 +43,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _profiles(arguments: argparse.Namespace) -> Iterator[Batch]:
+    """Return the measured kernels of profiles; --gpus is the GPU that they were made on."""
+    from kernelsight.logs.profile_points import profile_points
+
+    if not arguments.path:
+        raise InvalidInput("profile needs PATH: a torch.profiler trace, or a table of kernels with --columns.")
+    paths = _paths(PROFILE, arguments.path)
+    families = _names(arguments.families)
+    batches = profile_points(paths if isinstance(paths, list) else [paths], arguments.gpus, columns(arguments.columns))
+    return (batch for batch in batches if families is None or batch.family in families)
+
+
 def _paths(source: str, words: Sequence[str]) -> Path | list[Path] | None:
     """Return the paths of the command as the source's reader takes them; InvalidInput: missing files, or too many."""
     paths = [Path(name) for name in words]
     for path in paths:
         if not path.exists():
             raise InvalidInput(f"PATH {str(path)!r} does not exist.")
-    if len(paths) > 1 and source not in SEVERAL_PATHS:
+    if len(paths) > 1 and source not in (*SEVERAL_PATHS, PROFILE):
         raise InvalidInput(f"{source} reads one PATH, and {len(paths)} are given; import them one after the other.")
     return paths if len(paths) > 1 else (paths[0] if paths else None)
 

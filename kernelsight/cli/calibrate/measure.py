@@ -57,9 +57,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 def open_device(arguments: argparse.Namespace) -> Any:
     """Return the local GPU; InvalidInput: there is none, or a library is missing."""
+    from kernelsight.catalog.gpu_names import plain_gpus
     from kernelsight.measure.cuda.device import open_gpu
 
-    return open_gpu(arguments.device, arguments.gpu)
+    return open_gpu(arguments.device, arguments.gpu and plain_gpus([arguments.gpu])[0])
 
 
 def _rows(families: Any) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from kernelsight.measure.kernels_to_measure import (
     suite_of_points,
 )
 from kernelsight.number_format import percent, rounded
+from kernelsight.scenario.scenario_rows import resolve_gpu
 
 DEFAULT_MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b")
 COLUMNS = ("family", "points", "seconds", "of_calls", "expected_error_before", "expected_error_after")
@@ -35,6 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
     models = [name.strip() for name in (arguments.models or "").split(",") if name.strip()] or list(DEFAULT_MODELS)
     engines = [name.strip() for name in (arguments.engines or "").split(",") if name.strip()] or ["vllm"]
     with open_session(arguments) as session:
+        arguments.gpu = resolve_gpu(session, arguments.gpu)
         calls = served_calls(session, arguments.gpu, models, engines)
         points = of_families(measurable(calls, attention_of(arguments.attention)), arguments.families)
         if not points:

@@ -68,7 +68,7 @@ def llm_settings(arguments: argparse.Namespace) -> Any:
 
 def gpu_row(session: Session, gpu: str) -> dict[str, Any]:
     """Return the GPU's row of the catalogue, or its name alone where there is none."""
-    from kernelsight.scenario.gpu_names import find_gpu
+    from kernelsight.catalog.gpu_names import find_gpu
 
     rows = {row["gpu"]: row for row in session.table("gpus").to_pylist()}
     alias = find_gpu(gpu)

@@ -17,7 +17,7 @@ SUMMARY = ("file", "space", "family", "gpu", "reason", "rows")
 
 def run(arguments: argparse.Namespace) -> None:
     """Import the files: write their rows, print how many were kept and rejected."""
-    from kernelsight.logs.kernel_names import family_of
+    from kernelsight.kernels.kernel_names import family_of
     from kernelsight.searching.space_files import write_space
     from kernelsight.searching.tuner_files import COLUMNS, read_tuner_file
     from kernelsight.searching.tuning_parameters import read_parameters

@@ -6,10 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kernelsight.cli.command_line import asked
 from kernelsight.cli.options import open_session
 from kernelsight.cli.search.forecast import answers_file, gpu_row, llm_settings
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.number_format import number, percent
+from kernelsight.scenario.flag import options_of
 
 SHOWN = (
     *("round", "measured", "failed", "best_us", "believed_regret", "expected_better", "regret", "gpu_s"),
@@ -72,8 +74,8 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
         return lambda target: table
     if arguments.forecaster != "llm":
         return None
-    from kernelsight.searching.forecast_sources import model_forecasts
     from kernelsight.searching.llm.forecaster import llm_forecaster
+    from kernelsight.searching.targets import model_forecasts
 
     # a resumed search must get the same answers as the search that was killed
     settings = llm_settings(arguments)._replace(again=not arguments.resume)
@@ -108,27 +110,14 @@ def _proposer(arguments: argparse.Namespace) -> Any:
 
 def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:
     """Return the row of ``search_scenarios`` of parsed arguments."""
-    names = arguments.sources
-    return {
-        **{"space": space, "gpu": arguments.gpu, "seed": arguments.seed, "policy": arguments.policy},
-        **{
-            "budget_measurements": _whole_if_exact(arguments.budget),
-            "batch": arguments.batch,
-            "anchor": arguments.anchor,
-        },
-        **{"budget_s": None if arguments.minutes is None else arguments.minutes * 60.0},
-        **{
-            "forecaster": arguments.forecaster,
-            "proposer": arguments.proposer if arguments.propose is None else "given",
-        },
-        **{"samples_per_parent": arguments.samples_per_parent, "measure_per_parent": arguments.measure_per_parent},
-        **{"source_gpus": None if names is None else [name.strip() for name in names.split(",") if name.strip()]},
-        "stop_expected_gain": arguments.stop,
-    }
-
-
-def _whole_if_exact(value: float) -> float:
-    return int(value) if value == value and abs(value) < 1e15 and value == int(value) else value
+    values = asked(arguments, "search_scenarios")
+    row = {flag.column: values[flag.name] for flag in options_of("search_scenarios")["search"] if flag.name in values}
+    row |= {"space": space} | ({"proposer": "given"} if arguments.propose is not None else {})
+    if arguments.minutes is not None:
+        row["budget_s"] = arguments.minutes * 60.0
+    if arguments.sources is not None:
+        row["source_gpus"] = [name.strip() for name in arguments.sources.split(",") if name.strip()]
+    return row
 
 
 def _measurer(arguments: argparse.Namespace) -> Any:

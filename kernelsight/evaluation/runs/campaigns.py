@@ -74,30 +74,8 @@ ITL_COLUMNS = {
     "requests": {"itl_p50_ms": "tpot_p50_ms", "itl_mean_ms": "tpot_mean_ms"},
     "tokens": {"itl_p50_ms": "tpot_p50_ms"},
 }
-ORDER = ("engine", "model", "gpu", "tp", "run_id")
 # campaigns of which a fifth, drawn by run id, is for fitting and never scored
 WITH_FITTING_FIFTH = ("inferencex", "gap_analysis")
-
-
-def spread_runs(runs: Sequence[Mapping[str, Any]], max_runs: int) -> list[int]:
-    """Return indices of at most ``max_runs`` runs of each campaign, spread evenly over engines, models and GPUs.
-
-    Runs that are scored separately are left out.
-
-    >>> runs = [dict.fromkeys(ORDER, 0) | {"campaign": "c", "run_id": str(number)} for number in range(9)]
-    >>> spread_runs(runs, 3)
-    [1, 4, 7]
-    """
-    members: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        if not is_scored_separately(run):
-            members.setdefault(run["campaign"], []).append(number)
-    chosen = []
-    for numbers in members.values():
-        ordered = sorted(numbers, key=lambda number: tuple(str(runs[number][name]) for name in ORDER))
-        stride = max(len(ordered) / max_runs, 1.0)
-        chosen += [ordered[int((rank + 0.5) * stride)] for rank in range(min(len(ordered), max_runs))]
-    return sorted(chosen)
 
 
 def compared(run: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Reader of measured end-to-end runs: files of ``measured_runs``, reports of inference-perf.
+"""Reader of measured end-to-end runs: files of ``measured_runs``.
 
-A checkout reads the files of published campaigns too (``kernelsight.laboratory.runs.sources``).
+A checkout reads the files and folders of published campaigns too (``kernelsight.laboratory.runs.sources``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from kernelsight import laboratory
 from kernelsight.catalog.tables import contracts, from_rows, read_columns, renamed
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
-from kernelsight.evaluation.runs import inference_perf
 from kernelsight.files.bounded_files import check_file, open_file
 from kernelsight.files.budget import ROWS
 from kernelsight.files.parquet_files import read_parquet
@@ -42,8 +41,8 @@ def read_runs(*sources: str) -> Runs:
     """Return the measured runs of files and folders; ``aiconfigurator``: those shipped in the installed package.
 
     A file is a Parquet or CSV of ``measured_runs``, in a checkout also a CSV with the columns of a published campaign;
-    a folder holds such files, or the reports of one run of inference-perf. Runs on held-out GPUs are excluded and
-    counted. InvalidInput: none of these, or a run that is read twice.
+    a folder holds such files. Runs on held-out GPUs are excluded and counted. InvalidInput: none of these, or a run
+    that is read twice.
     """
     sources_read = [source_runs for source in sources for source_runs in _runs_of_source(source)]
     table = pa.concat_tables(source_runs.table for source_runs in sources_read)
@@ -67,9 +66,8 @@ def _runs_of_source(source: str) -> list[Runs]:
     path = Path(source)
     if not path.is_dir():
         return [_read_file(path)]
-    if list(path.glob(inference_perf.STAGES)):
-        rows, excluded = inference_perf.read(path)
-        return [_unsealed(runs_of(rows, excluded, path))]
+    if laboratory.is_here() and (runs := laboratory.part("runs.sources", "").read_folder(path)):
+        return [_unsealed(runs)]
     files = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS and not _describes_workloads(file)]
     if not files:
         raise _refusal(path, "holds no such file")

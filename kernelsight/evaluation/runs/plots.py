@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.evaluation.runs.run_scores import GROUP
-from kernelsight.present.figures.chart import LOG, amount, chart, dashes, dots, kind, tips
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure
 
 METRICS = (("ttft", "TTFT"), ("tpot", "TPOT"))
@@ -58,40 +58,11 @@ def backtest_figures(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any
 
     Groups have ``SHOWN_RUNS`` runs or more. Errors above 200 % are drawn at the edge.
     """
+    *of_runs, of_ttft, of_tpot = figures_of("backtest").values()
     scored, groups = points(rows), group_points(report)
-    figures = []
-    for metric, name in METRICS:
-        measured, predicted = f"{metric}_measured", f"{metric}_predicted"
-        scatter = chart(
-            dots(14, opacity=0.5),
-            x=amount(measured, f"measured {name} (ms)", scale=LOG),
-            y=amount(predicted, f"predicted {name} (ms)", scale=LOG),
-            color=kind("engine"),
-            tooltip=tips("run_id", measured, predicted),
-        )
-        load = chart(
-            {"type": "boxplot", "size": 7, "outliers": {"size": 4}},
-            {"calculate": f"min(datum.{metric}_error, 200)", "as": "error"},
-            x=amount("max_concurrency", "concurrency", scale=LOG | {"base": 2}),
-            y=amount("error", f"error of {name} (%)"),
-            color=kind("kind"),
-        )
-        equal = chart(dashes(), x=amount(measured), y=amount(measured))
-        figures += [
-            Figure(f"{name}: predicted against measured", "", spec={"layer": [scatter, equal]}, rows=scored),
-            Figure(f"{name}: error against load", "", spec=load, rows=scored),
-        ]
-    of_groups = chart(
-        dots(40),
-        x=amount("median_ape", "median error (%)", scale={"type": "symlog"}),
-        y=kind("group", axis={"labelLimit": 400}),
-        color=kind("tool"),
-        shape=kind("tool"),
-        tooltip=tips("group", "tool", "metric", "n", median_ape=".3g"),
-    )
-    figures += [
-        Figure(f"{name}: median error of each group", "", spec=of_groups, rows=rows_of_metric)
-        for _, name in METRICS
+    of_groups = [
+        figure._replace(rows=rows_of_metric)
+        for figure, (_, name) in zip((of_ttft, of_tpot), METRICS, strict=True)
         if (rows_of_metric := [row for row in groups if row["metric"] == name])
     ]
-    return figures
+    return [*(figure._replace(rows=scored) for figure in of_runs), *of_groups]

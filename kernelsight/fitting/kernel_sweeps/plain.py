@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
+from kernelsight.catalog.gpu_names import plain_gpus
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.dataflow.contract import check_values
 from kernelsight.errors import InvalidInput, breaks_contract
@@ -35,10 +36,11 @@ def read(path: Path | None, gpus: frozenset[str] | None, families: frozenset[str
     _check_nulls(path, points)
     check_figures(path, columns)
     counts = _collected(path, points.group_by("family", "gpu").len().sort("family", "gpu"))
-    for family, gpu, count in counts.iter_rows():
+    for family, name, count in counts.iter_rows():
+        (gpu,) = plain_gpus([name]) or (name,)
         if (gpus is None or gpu in gpus) and (families is None or family in families):
             if gpu in catalogue_gpus:
-                rows = _collected(path, points.filter((pl.col("family") == family) & (pl.col("gpu") == gpu)))
+                rows = _collected(path, points.filter((pl.col("family") == family) & (pl.col("gpu") == name)))
                 yield Batch(gpu, family, _flat(rows), {})
             else:
                 yield without_family(gpu, NOT_IN_CATALOGUE, count)

@@ -6,38 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelsight.number_format import interval, number, percent, rounded
-from kernelsight.present.figures.chart import LOG, amount, chart, dots, kind, tips
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure, Page, Rows, Table
 from kernelsight.present.pages.evidence import evidence_table, formats_line, memory_lines, rests_on
 
-NOTE = (
-    "A point is a kernel: its FLOP for each byte of memory, and the rate that it is predicted to reach; its size is "
-    "its share of the step. Lines: the GPU's memory bandwidth, then its dense rate in a number format."
-)
 RATES = {"bf16": "bf16_flops_per_s", "fp8": "fp8_flops_per_s", "fp4": "fp4_flops_per_s", "int8": "int8_flops_per_s"}
-X = amount("intensity", "FLOP / byte", scale=LOG)
-Y = amount("tflops", "TFLOP/s", scale=LOG)
-SPEC = {
-    "layer": [
-        chart(
-            {"type": "line", "strokeWidth": 1.5},
-            {"filter": "datum.roof"},
-            x=X,
-            y=Y,
-            strokeDash=kind("roof", "roof"),
-            color={"value": "#888"},
-        ),
-        chart(
-            dots(60, opacity=0.8),
-            {"filter": "!datum.roof"},
-            x=X,
-            y=Y,
-            size=amount("percent", legend=None, scale={"range": [40, 700]}),
-            color=kind("family"),
-            tooltip=tips("name", "family", "bound", intensity=".4g", tflops=".4g", percent=".3g"),
-        ),
-    ]
-}
 
 
 def roofline(kernels: Rows, gpu: Mapping[str, Any]) -> Sequence[Figure]:
@@ -58,7 +31,7 @@ def roofline(kernels: Rows, gpu: Mapping[str, Any]) -> Sequence[Figure]:
     if not points:
         return []
     roofs = roofs_of(gpu, [point["intensity"] for point in points])
-    return [Figure("Roofline", NOTE, spec=SPEC, wide=True, rows=[*roofs, *points])]
+    return [figures_of("predict")["Roofline"]._replace(rows=[*roofs, *points])]
 
 
 def roofs_of(gpu: Mapping[str, Any], intensities: Sequence[float]) -> list[dict[str, Any]]:

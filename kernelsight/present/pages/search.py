@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number, percent
-from kernelsight.present.figures.search import DEFERRED_QUERY, FORECAST_QUERY, SEARCH_FIGURES
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Page, Table, pairs, queried
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def search_page(session: Session, search: str | None = None) -> Page:
         asked=[", ".join(f"{name} {number(value)}" for name, value in asked.items())],
         tiles=_tiles(summary),
         sentences=_sentences(session, scenario, summary),
-        figures=lambda: queried(session, SEARCH_FIGURES),
+        figures=lambda: queried(session, figures_of("search").values()),
         tables=[Table("Best candidate", _parameters(session))],
     )
 
@@ -51,10 +51,9 @@ def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[s
         f"{summary['best_candidate']}."
     ]
     if summary["regret"] is not None:
-        sentences.append(
-            f"It is {percent(summary['regret'], 1)} above the fastest that the file holds; the search was within 5 % "
-            f"after {number(summary['n_to_5'])} and within 2 % after {number(summary['n_to_2'])} measurements."
-        )
+        within = "; the search was within 5 % after {} and within 2 % after {} measurements"
+        reached = within.format(*(number(summary[name]) for name in ("n_to_5", "n_to_2"))) if summary["score"] else ""
+        sentences.append(f"It is {percent(summary['regret'], 1)} above the fastest that the file holds{reached}.")
     last_round = session.query("select expected_better from search_rounds order by round desc limit 1").to_pylist()[0]
     if last_round["expected_better"] is not None:
         end_clause = "It stopped by itself" if summary["stopped"] else "It ended with its budget"
@@ -62,12 +61,13 @@ def _sentences(session: Session, scenario: Mapping[str, Any], summary: Mapping[s
             f"{end_clause}; before its last round it expected {number(last_round['expected_better'])} further "
             "candidates to be faster than the best by 2 %."
         )
-    deferred = session.query(DEFERRED_QUERY).to_pylist()
+    figures = figures_of("search")
+    deferred = session.query(figures["What was deferred"].sql).to_pylist()
     if deferred:
         reasons = "; ".join(f"{row['candidates']:,} {row['why']}" for row in deferred)
         deferred_count = sum(row["candidates"] for row in deferred)
         sentences.append(f"{deferred_count:,} candidates were forecast and not measured: {reasons}.")
-    forecasts = session.query(FORECAST_QUERY).to_pylist()
+    forecasts = session.query(figures["Forecast against measurement"].sql).to_pylist()
     if forecasts:
         inside = sum(row["inside"] for row in forecasts)
         sentences.append(

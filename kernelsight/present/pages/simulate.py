@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.number_format import gib, interval, number, percent
-from kernelsight.present.figures.run import RUN_FIGURES
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure, Page, Table, pairs, queried
 from kernelsight.present.pages.evidence import evidence_table, formats_line, memory_lines, rests_on
 
@@ -64,7 +64,7 @@ def simulation_page(answer: Mapping[str, Any], session: Session | None = None) -
 def _drawn(session: Session, settings: Mapping[str, Any], memory: Mapping[str, Any]) -> list[Figure]:
     """Return the figures of a run, and the facts behind it: settings, load, memory, program."""
     session.compute(*DRAWN)
-    figures = queried(session, RUN_FIGURES)
+    figures = queried(session, figures_of("run").values())
     load = session.table("scenarios").to_pylist()[0]
     program = session.table("run_info").to_pylist() if "run_info" in session.available() else []
     facts = {"Deployment": settings, "Load": load, "Memory of a GPU": memory}

@@ -6,25 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelsight.present.figures.chart import amount, chart, kind, tips
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure, Page, Rows, Table
 from kernelsight.present.pages.evidence import evidence_table
 from kernelsight.scenario import flags
 
-# colours by the probability that all objectives hold; it is not computed for deployments far from the best
-SURENESS = {"90 % or more": "#2c8a57", "50 to 90 %": "#e0b43b", "below 50 %": "#c8553d", "not asked": "#b8c0c8"}
 UNITS = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs"}
-HOURS = {
-    "layer": [
-        chart({"type": "bar", "color": "#9dbbd8"}, y=amount("instances", "instances")),
-        chart({"type": "line", "color": "#e07b39", "interpolate": "monotone"}, y=amount("asked", "asked for")),
-    ],
-    "resolve": {"scale": {"y": "independent"}},
-    "encoding": {
-        "x": {"field": "hour", "type": "ordinal", "title": "hour of the day"},
-        "tooltip": tips("hour", "instances", "started", "gpus", asked=".4g"),
-    },
-}
 SHOWN = 20
 
 
@@ -40,33 +27,22 @@ def size_figures(rows: Rows, day: Mapping[str, Any] | None) -> Sequence[Figure]:
         }
         for rank, row in enumerate(rows[:SHOWN], start=1)
     ]
-    spec = chart(
-        "bar",
-        {"filter": "isValid(datum.weight)"},
-        x=amount("weight", UNITS[name]),
-        y=kind("name", sort=None, axis={"labelLimit": 320}),
-        color=kind(
-            "holds",
-            "probability",
-            sort=list(SURENESS),
-            scale={"domain": list(SURENESS), "range": list(SURENESS.values())},
-        ),
-        tooltip=tips("name", "instances", weight=".3g", probability=".3g", load=".3g"),
-    )
+    costs, the_day = figures_of("size").values()
+    encoding = costs.spec["encoding"]
+    spec = costs.spec | {"encoding": encoding | {"x": encoding["x"] | {"title": UNITS[name]}}}
     note = f"{len(rows) - SHOWN:,} more deployments are in the table." if len(rows) > SHOWN else ""
-    figures = [Figure("What they cost", note, spec=spec, rows=values)]
+    figures = [costs._replace(note=note, spec=spec, rows=values)]
     if day:
         note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."
-        figures.append(Figure("The day", note, spec=HOURS, rows=day["hours"]))
+        figures.append(the_day._replace(note=note, rows=day["hours"]))
     return figures
 
 
 def _sureness(probability: float | None) -> str:
-    """Return the class of SURENESS of a probability; None: it was not computed."""
-    names = list(SURENESS)
+    """Return the class of a probability that all objectives hold, as the figure names it; None: it was not computed."""
     if probability is None:
-        return names[3]
-    return names[0] if probability >= 0.9 else names[1] if probability >= 0.5 else names[2]
+        return "not asked"
+    return "90 % or more" if probability >= 0.9 else "50 to 90 %" if probability >= 0.5 else "below 50 %"
 
 
 MOST_SHOWN = 20

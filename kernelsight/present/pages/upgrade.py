@@ -11,19 +11,15 @@ from kernelsight.present.page import Page, Table
 MOST_SHOWN = 16
 # columns that a narrow terminal omits, in this order
 EXPENDABLE = ("high", "low", "kernel before", "measured")
+CHANGE = ("change", "low", "high")
+# by whether kernels before and after were measured
+MEASURED = {(True, True): "both", (True, False): "before", (False, True): "after", (False, False): "neither"}
 
 
 def upgrade_page(answer: Mapping[str, Any]) -> Page:
     """Return the page of an upgrade; ``answer``: as printed by `upgrade --format json`."""
     metrics = [
-        {
-            "metric": name,
-            "before": row["from"],
-            "after": row["to"],
-            "change": row["change"],
-            "low": row["low"],
-            "high": row["high"],
-        }
+        {"metric": name, "before": row["from"], "after": row["to"]} | {column: row[column] for column in CHANGE}
         for name, row in answer["metrics"].items()
     ]
     kernels = [
@@ -34,7 +30,7 @@ def upgrade_page(answer: Mapping[str, Any]) -> Page:
             "kernel after": row["to"] if row["to"] != row["from"] else "the same",
             "ms before": row["ms_per_step_from"],
             "ms after": row["ms_per_step_to"],
-            "measured": _measured(row["measured_from"], row["measured_to"]),
+            "measured": MEASURED[row["measured_from"], row["measured_to"]],
         }
         for row in sorted(answer["kernels"], key=lambda row: -abs(row["ms_per_step_to"] - row["ms_per_step_from"]))
         if row["from"] != row["to"] or row["ms_per_step_from"] != row["ms_per_step_to"]
@@ -51,12 +47,3 @@ def upgrade_page(answer: Mapping[str, Any]) -> Page:
             Table("Flags that undo what is slower", answer["flags"]),
         ],
     )
-
-
-def _measured(before: bool, after: bool) -> str:
-    """Return which sides were measured.
-
-    >>> _measured(True, True), _measured(False, True), _measured(False, False)
-    ('both', 'after', 'neither')
-    """
-    return "both" if before and after else "before" if before else "after" if after else "neither"

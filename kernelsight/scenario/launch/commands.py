@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from kernelsight.catalog.tables import facts
+from kernelsight.catalog.tables import catalogue_yaml, facts
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.models.config import served_name
@@ -16,22 +16,17 @@ from kernelsight.scenario.launch.engine_options import Option, options
 from kernelsight.scenario.launch.kv_tiers import tier_options
 from kernelsight.scenario.launch.rules import BLOCK_TOKENS
 
-PROGRAMS = {
-    "vllm": ["vllm", "serve"],
-    "sglang": ["python", "-m", "sglang.launch_server", "--model-path"],
-    "trtllm": ["trtllm-serve"],
-}
-# options of the command trtllm-serve; all others are fields of its YAML file
-OF_TRTLLM_SERVE = frozenset(
-    "--tp_size --pp_size --ep_size --max_batch_size --max_num_tokens --max_seq_len "
-    "--kv_cache_free_gpu_memory_fraction".split()
-)
 OPTIONS_FILE = "options.yaml"
 # flags that a launch command does not express: hardware, engine version, prediction tier, and acceptance of drafts
 BESIDE = frozenset("model gpu engine engine_version tier draft_acceptance_rate".split())
 # the tables of engines' defaults
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
 DEFAULTS = ("engine_presets", "engine_sizes", "engine_memory")
+
+
+def engine_words(engine: str) -> dict[str, Any]:
+    """Return the words of an engine's commands and files, by ``launch_words.yaml``."""
+    return catalogue_yaml("launch_words")["engines"][engine]
 
 
 class LaunchCommand(NamedTuple):
@@ -52,11 +47,12 @@ def launch_command(
     model: Mapping[str, Any] | None = None,
     speculative_model: str | None = None,
     asked: str | None = None,
+    explicit: bool = False,
 ) -> LaunchCommand:
     """Return the command that launches a row of ``deployments``, or flags; ``model``: its row of ``models``.
 
     ``speculative_model``: the draft model's name; ``asked``: the model's name as a user wrote it, where the row has the
-    catalogue's. Settings that are the engine's default are left out. InvalidInput: no model.
+    catalogue's. Settings that are the engine's default are left out, unless ``explicit``. InvalidInput: no model.
 
     >>> launch_command({"model": "qwen3-32b", "engine": "vllm", "tp": 4, "max_num_seqs": 128}).line
     'vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 128'
@@ -81,12 +77,14 @@ def launch_command(
         option_words["--chunked-prefill-size"] = "-1"
     for flag, value in flags.items():
         if flag == "kv_cache_tokens" and engine == "vllm":  # its option counts blocks
-            value //= flags.get("block_size", BLOCK_TOKENS[engine])
+            value, remainder = divmod(value, flags.get("block_size", BLOCK_TOKENS[engine]))
+            unsaid |= {flag: flags[flag]} if remainder else {}
         if flag == "max_num_seqs" and engine == "trtllm":  # its option counts the requests of a micro-batch
             value, remainder = divmod(value, flags.get("pipeline_parallel_size", 1))
             unsaid |= {flag: flags[flag]} if remainder else {}
         default = _default(engine, flag, bool(deployment.get("engine_version")))
-        if flag in (*PARALLEL, *unsaid) or (value == default and flags[flag] == flags_before[flag]):
+        is_default = value == default and flags[flag] == flags_before[flag]
+        if flag in (*PARALLEL, *unsaid) or (is_default and not explicit):
             continue
         if flag == "kv_tier":
             tier_words = tier_options(engine, value, flags.get(PARALLEL[0], 1) * flags.get(PARALLEL[1], 1))
@@ -95,7 +93,7 @@ def launch_command(
             continue
         option = _option(engine, flag, value)
         if option is None:
-            if not (flag == "enable_chunked_prefill" and engine == "sglang"):
+            if not is_default and not (flag == "enable_chunked_prefill" and engine == "sglang"):
                 unsaid[flag] = value
         else:
             option_words[option[0]] = option[1]
@@ -107,7 +105,7 @@ def _parallel(engine: str, flags: dict[str, Any], moe: bool) -> tuple[dict[str, 
     tp, pp, dp, ep = (flags.get(name, 1) for name in PARALLEL)
     option_words: dict[str, str | None] = {}
     unsaid: dict[str, Any] = {}
-    shares_group = engine == "trtllm" or (engine == "sglang" and moe)
+    shares_group = engine == "trtllm" or (engine == "sglang" and (moe or ep > 1))
     if dp > 1 and shares_group:
         if engine == "trtllm" and tp > 1:
             unsaid["data_parallel_size"] = dp
@@ -173,9 +171,10 @@ def _number(value: Any) -> str:
 
 def _written(engine: str, model: str, option_words: Mapping[str, str | None], unsaid: dict[str, Any]) -> LaunchCommand:
     """Return the command; options with a dot become one JSON value, those of TensorRT-LLM a file."""
-    words, nested = [*PROGRAMS[engine], model], {}
+    own, nested = engine_words(engine), {}
+    words = [*own["program"], model]
     for option, value in option_words.items():
-        if engine == "trtllm" and option not in OF_TRTLLM_SERVE:
+        if "command" in own and option not in own["command"]:
             _put(nested, option.lstrip("-").split("."), value)
         elif "." in option:
             _put(nested, option.split("."), value)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelsight.catalog.tables import catalogue_yaml
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import FLAGS, PREFILL_FLAGS
@@ -14,15 +15,7 @@ from kernelsight.scenario.launch.lines import LaunchLine, Word, read_command
 from kernelsight.scenario.launch.server_commands import Command, read_commands
 
 POOLS = ("prefill", "decode")
-# words of a command that state its role; of vLLM, the connector's kv_role
-SIGNS = {
-    "prefill": ("--disaggregation-mode prefill", "kv_producer", "--server_role context", "--is-prefill-worker"),
-    "decode": ("--disaggregation-mode decode", "kv_consumer", "--server_role generation", "--is-decode-worker"),
-}
-STATES_ROLE = tuple(
-    dict.fromkeys(sign.partition(" ")[0] for signs in SIGNS.values() for sign in signs if sign[0] == "-")
-)
-MOST_NAMED = 8
+LONGEST_LIST = 70  # characters, after which no further server is named
 
 
 def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
@@ -54,12 +47,13 @@ def read_launch_line(text: str, read_files: bool = False) -> LaunchLine:
         counts = {name: sum(_role(command) == name for command in commands) for name in POOLS}
         pools = (read_command(roles[name], read_files, f"{name}_replicas") for name in POOLS)
         return _disaggregated(*pools, *counts.values())
-    which = "choose one with" if text.startswith("@") else "write the text to a file, and choose one with"
     place = text if text.startswith("@") else "@FILE"
-    raise InvalidInput(
-        f"the launch text starts {len(commands)} servers: {_listed(commands)}; {which} {place}#NAME, or give the "
-        "prefill and the decode replicas of one disaggregated deployment."
+    error = InvalidInput(
+        f"the launch text starts {len(commands)} servers: {_listed(commands)}; choose one with {place}#NAME, or give "
+        "the prefill and the decode replicas of one."
     )
+    error.details = f"servers: {_listed(commands, len(commands))}"
+    raise error
 
 
 def _choice(text: str) -> tuple[str, str | None]:
@@ -105,13 +99,16 @@ def _chosen(commands: Sequence[Command], name: str, text: str) -> list[Command]:
     return found
 
 
-def _listed(commands: Sequence[Command]) -> str:
-    """Return the names of commands with their models."""
-    shown = []
-    for number, command in enumerate(commands[:MOST_NAMED], start=1):
+def _listed(commands: Sequence[Command], most: int = 0) -> str:
+    """Return the names of commands with their models: of ``most``, else as many as a sentence takes."""
+    shown: list[str] = []
+    for number, command in enumerate(commands, start=1):
         own = [name for name in command.role.names if sum(name in other.role.names for other in commands) == 1]
         shown.append(f"{own[0] if own else number} ({_model(command)})")
-    return ", ".join(shown) + (f" and {len(commands) - MOST_NAMED} more" if commands[MOST_NAMED:] else "")
+        if not most and len(", ".join(shown)) > LONGEST_LIST:
+            break
+    more = f" and {len(commands) - len(shown)} more" if len(commands) > len(shown) else ""
+    return ", ".join(shown) + more
 
 
 def _model(command: Command) -> str:
@@ -132,7 +129,11 @@ def _role(command: Command) -> str | None:
 def _stated_role(command: Command) -> str | None:
     """Return the pool that the options of a command state, or None."""
     text = " ".join(command.words).lower().replace("=", " ")
-    return next((role for role, signs in SIGNS.items() if any(sign in text for sign in signs)), None)
+    return next((role for role, signs in _signs().items() if any(sign in text for sign in signs)), None)
+
+
+def _signs() -> dict[str, list[str]]:
+    return catalogue_yaml("launch_words")["signs"]
 
 
 def _disaggregated(prefill: LaunchLine, decode: LaunchLine, prefills: int = 1, decodes: int = 1) -> LaunchLine:
@@ -184,7 +185,8 @@ def _with_expert_size(line: LaunchLine) -> LaunchLine:
 
 
 def _states_role(word: Word) -> bool:
-    return word.words.startswith((*STATES_ROLE, "--kv-transfer-config"))
+    options = [sign.partition(" ")[0] for signs in _signs().values() for sign in signs if sign[0] == "-"]
+    return word.words.startswith((*options, "--kv-transfer-config"))
 
 
 def with_launch_line(

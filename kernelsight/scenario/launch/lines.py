@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kernelsight.errors import InvalidInput
 from kernelsight.files.redaction import REDACTED
 from kernelsight.scenario.launch.command_options import Setting, nested, read_options
+from kernelsight.scenario.launch.commands import engine_words
 from kernelsight.scenario.launch.engine_options import FALSE, TRUE, UNKNOWN, Option, find_option, find_variable, options
 from kernelsight.scenario.launch.reading import Reading, Word
 from kernelsight.scenario.launch.rules import RULES, is_known_model
@@ -31,7 +32,6 @@ TITLES = {
 # limits of a quoted long line: number of lines, characters per line
 MOST_NOTES, LONGEST_NOTE = 3, 160
 MATTERS_FIRST = ("not_modelled", "overridden", "unknown", "used", "none")
-ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
 class LaunchLine(NamedTuple):
@@ -93,7 +93,7 @@ class LaunchLine(NamedTuple):
 
     def _notes(self) -> dict[str, str]:
         """Return the lines by the effect of their words."""
-        lines = {"used": f"launch line of {ENGINE_NAMES[self.engine]}: {_used(self.words)}"}
+        lines = {"used": f"launch line of {engine_words(self.engine)['name']}: {_used(self.words)}"}
         for effect, title in TITLES.items():
             by_reason: dict[str | None, list[str]] = {}
             for word in self.words:
@@ -157,12 +157,14 @@ def read_command(command: Command, read_files: bool = False, replicas: str = "re
         setting = Setting(name, value, f"{name}={value}")
         if name in LONGER and value.lower() in ("1", "true") and "max_model_len" in reading.flags:
             reading.use(setting, "max_position_embeddings", reading.flags["max_model_len"], "as far as is asked")
-            continue
-        if option and option.rule:
+        elif option and option.rule:
             RULES[option.rule](reading, option, setting, value)
-            continue
-        effect = (option.effect, option.reason) if option else ("unknown", UNKNOWN)
-        reading.ignore(setting, *effect)
+        elif option and option.flag and option.flag not in reading.flags:
+            _apply(reading, setting)
+        elif option:
+            reading.ignore(setting, option.effect or "overridden", option.reason or "an option states it")
+        else:
+            reading.ignore(setting, "unknown", UNKNOWN)
     for words, effect, reason in command.around:
         reading.ignore(Setting("", "", words), effect, reason)
     return LaunchLine(command.engine, reading.flags, tuple(reading.words))
@@ -216,8 +218,8 @@ def _refuse_typing_error(engine: str, setting: Setting) -> None:
     near = difflib.get_close_matches(setting.name, counts, n=1, cutoff=NEAR)
     if near:
         raise InvalidInput(
-            f"{ENGINE_NAMES[engine]} has no option {setting.name}; did you mean {near[0]}? Correct the launch line, or "
-            "remove the word."
+            f"{engine_words(engine)['name']} has no option {setting.name}; did you mean {near[0]}? Correct the launch "
+            "line, or remove the word."
         )
 
 
@@ -276,7 +278,7 @@ def _values_understood(option: Option) -> str:
 
 def _use_gpu(reading: Reading, label: str, name: str) -> None:
     """Set the flag gpu from a node selector or another field, if it names a GPU; ``gpu:h100:8`` does too."""
-    from kernelsight.scenario.gpu_names import find_gpu
+    from kernelsight.catalog.gpu_names import find_gpu
 
     setting = Setting(label, name, f"{label} {name}")
     parts = [name, *name.split(":"), name.partition("gpu-")[2].partition(":")[0]]

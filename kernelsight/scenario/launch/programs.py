@@ -51,6 +51,12 @@ def programs(kind: str) -> dict[str, Program]:
     return {row["name"]: Program(**row) for row in facts("server_programs").to_pylist() if row["kind"] == kind}
 
 
+def program_names() -> list[str]:
+    """Return the names of programs and modules that start a server which is simulated."""
+    rows = [*programs("program").values(), *programs("module").values()]
+    return [row.name for row in rows if row.engine != "other"]
+
+
 @cache
 def program_of_image(image: str) -> tuple[Program | None, str | None]:
     """Return (the row of an image, the engine's version where its tag is one).

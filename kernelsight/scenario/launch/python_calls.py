@@ -49,6 +49,20 @@ def read_python(text: str, refuse: Refuse) -> dict[str, Any] | None:
     return {"calls": calls or [{"command": {"shell": command}} for command in dict.fromkeys(program.commands())]}
 
 
+def folded(text: str, names: dict[str, Any]) -> Any:
+    """Return the constant that an expression of names is; None: it is none.
+
+    >>> folded("nodes * (8 + 1)", {"nodes": 2}), folded("other + 1", {}) is None
+    (18, True)
+    """
+    program = _Program()
+    program.names = names
+    try:
+        return program._folded(ast.parse(text, mode="eval").body)
+    except (SyntaxError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
 _PACKAGES = ("vllm", "sglang", "tensorrt_llm", "ray")
 _CALLS = (
     "LLM",

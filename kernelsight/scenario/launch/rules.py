@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.files.bounded_values import parse_json
-from kernelsight.models.config_fields import ConfigFields
-from kernelsight.models.limits import longest_context
+from kernelsight.models.config_fields import ConfigFields, longest_context
 from kernelsight.scenario.launch.kv_tiers import kv_connector, kv_tier, kv_variable
 
 if TYPE_CHECKING:

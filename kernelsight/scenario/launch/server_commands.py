@@ -8,27 +8,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from kernelsight.catalog.tables import catalogue_yaml
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.redaction import redacted_words
 from kernelsight.scenario.launch.documents import other_text, plain_text
 from kernelsight.scenario.launch.engine_options import find_option, options
-from kernelsight.scenario.launch.programs import Program, program_of_image, program_of_words
-from kernelsight.scenario.launch.shape_table import Role
+from kernelsight.scenario.launch.programs import Program, program_names, program_of_image, program_of_words
+from kernelsight.scenario.launch.shape_table import Role, forms
 from kernelsight.scenario.launch.shapes import read_roles
 from kernelsight.scenario.launch.shell_scripts import Script
 
 ENGINES = ("vllm", "sglang", "trtllm")
 INSTEAD = "give a file or line with the server's own command or manifest"
-# programs that run a command given as one word
-CARRIERS = ("eval", "ssh", "tmux", "screen", "su", "watch", "sudo", "srun", "pdsh", "kubectl", "nohup")
-SHELLS = ("sh", "bash", "zsh", "dash")
 MOST_NESTED = 4  # shells within shells; the quotes of each make the text up to three times as long
-# options of docker run that take no value; every other one takes one
-DOCKER_SWITCHES = frozenset(
-    "--rm -i -t -d -it -ti -dit -itd --interactive --tty --detach --privileged --init --read-only -P --publish-all "
-    "--no-healthcheck --oom-kill-disable --quiet -q".split()
-)
 OWN_TAG, OTHER_TAG = "the engine's version is that of its tag", "its tag says nothing of the engine's version"
 NOT_HERE = "the command of its container is not in the file"
 
@@ -91,7 +84,9 @@ def commands_in(text: str, origin: str) -> list[Command]:
     found = [command for role in roles for command in _of_role(role)]
     servers = [command for command in found if command.engine in ENGINES]
     if not servers:
-        raise InvalidInput(_no_server(found, roles, other))
+        error = InvalidInput(_no_server(found, roles, other))
+        error.details = f"known programs: {', '.join(program_names())}; known forms of documents: {', '.join(forms())}"
+        raise error
     others = [command for command in found if command.engine not in ENGINES]
     notes = [(_named(command), "none", f"{command.program.title}: not simulated") for command in others]
     notes += [("typographic quotes or dashes", "none", "read as plain ones")] if plain != text else []
@@ -126,17 +121,16 @@ def _no_server(found: Sequence[Command], roles: Sequence[Role], other: Mapping[s
         taken = " ".join(f"{option} {value}" for option, value in values if value)
     if title:
         return (
-            f"the launch text starts {title}, which is not simulated; take its model and shards over: give "
-            f"{taken or '--model NAME -tp N'} with --engine vllm, sglang or trtllm in place of --launch."
+            f"the launch text starts {title}, which is not simulated; in place of --launch give its model and shards: "
+            f"{taken or '--model NAME -tp N'}, and --engine."
         )
     hidden = next((role for role in roles if program_of_image(str(role.facts.get("image", "")))[0]), None)
     unread = next((note for role in roles for note in role.notes if note[1] == "not_modelled"), None)
     reason = f" ({'.'.join(hidden.names) or 'image'}: {NOT_HERE})" if hidden else ""
     reason = f" ({unread[0]}: {unread[2]})" if unread and not hidden else reason
     return (
-        f"the launch line starts no known server{reason}; give a line with `vllm serve`, `sglang serve`, `python -m "
-        "sglang.launch_server` or `trtllm-serve`, a docker run line, or @FILE with one or with a deployment file, such "
-        "as a Kubernetes manifest."
+        f"the launch line starts no known server{reason}; give its own command, such as `vllm serve MODEL`, or @FILE "
+        "with a deployment file."
     )
 
 
@@ -244,7 +238,7 @@ def _of_words(
             yield command._replace(around=(*_wrapping(words[:index]), *command.around))
         return
     found = program_of_words(words)
-    if found is None and Path(words[0]).name in CARRIERS:
+    if found is None and Path(words[0]).name in _words("carriers"):
         for word in words[1:]:
             if " " in word and program_of_words(word.split()):
                 yield from _of_shell(word, environment, variables, depth + 1)
@@ -256,9 +250,13 @@ def _of_words(
     yield Command(program.engine, words[options_start:], {**environment, **assigned}, around=around, program=program)
 
 
+def _words(kind: str) -> list[str]:
+    return catalogue_yaml("launch_words")[kind]
+
+
 def _shell_of(words: Sequence[str]) -> tuple[int, int]:
     """Return (index of the first shell in words, index of the script that its -c names; 0: it has none)."""
-    index = next((n for n, word in enumerate(words) if Path(word).name in SHELLS), len(words))
+    index = next((n for n, word in enumerate(words) if Path(word).name in _words("shells")), len(words))
     inner = next((n + 1 for n in range(index + 1, len(words)) if re.fullmatch(r"-\w*c", words[n])), 0)
     return index, inner if inner < len(words) else 0
 
@@ -281,7 +279,7 @@ def _of_docker(words: list[str], environment: Mapping[str, str], depth: int) -> 
     index = words.index("run") + 1
     while index < len(words) and words[index].startswith("-"):
         option, equals, value = words[index].partition("=")
-        if not equals and option not in DOCKER_SWITCHES and index + 1 < len(words):
+        if not equals and option not in _words("docker_switches") and index + 1 < len(words):
             index, value = index + 1, words[index + 1]
         if option in ("-e", "--env"):
             name, _, setting = value.partition("=")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from collections.abc import Iterable, Mapping
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.redaction import REDACTED, names_secret
 from kernelsight.files.shell_words import MOST_CHARACTERS
+from kernelsight.scenario.launch.python_calls import folded
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?:(:?[-=?+])([^{}]{0,300}))?\}|\$\((\w+)\)|\$(\w+)")
 _ARITHMETIC = re.compile(r"\$\(\(([\w\s$+*/()-]{1,100}?)\)\)")
 _MOST_PASSES = 4  # variables within the defaults of variables
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
 
 
 def expanded(word: str, environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> str:
@@ -57,21 +55,9 @@ def expanded(word: str, environment: Mapping[str, str], most: int = MOST_CHARACT
 
 def _computed(match: re.Match, environment: Mapping[str, str]) -> str:
     """Return the value of an arithmetic expression of whole numbers; the expression itself where it has none."""
-
-    def number(node: ast.AST) -> int:
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.Name):
-            return int(environment[node.id])
-        if isinstance(node, ast.BinOp):
-            return _OPERATORS[type(node.op)](number(node.left), number(node.right))
-        raise ValueError
-
-    try:
-        value = number(ast.parse(match[1].replace("$", "").strip(), mode="eval").body)
-    except (SyntaxError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError):
-        return match[0]
-    return str(value) if abs(value) < 10**12 else match[0]
+    numbers = {name: int(value) for name, value in environment.items() if value.isdecimal() and len(value) < 12}
+    value = folded(match[1].replace("$", "").replace("/", "//").strip(), numbers)
+    return str(value) if isinstance(value, int) and abs(value) < 10**12 else match[0]
 
 
 def expanded_words(words: Iterable[str], environment: Mapping[str, str], most: int = MOST_CHARACTERS) -> list[str]:

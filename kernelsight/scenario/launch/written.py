@@ -11,7 +11,7 @@ from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.files.shell_words import split_commands
-from kernelsight.scenario.launch.commands import OPTIONS_FILE, PARALLEL, launch_command
+from kernelsight.scenario.launch.commands import OPTIONS_FILE, PARALLEL, engine_words, launch_command
 from kernelsight.scenario.launch.shape_table import Row, rows_of
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, prefill_flags
 
@@ -20,34 +20,7 @@ FORMS = ("compose", "kubernetes", "dynamo", "llm-d")
 NODE_GPUS, TRAY_GPUS = 8, 4
 PORT = 8000
 LABELS = {"nvidia": "nvidia.com/gpu.product", "amd": "amd.com/gpu.product-name"}
-IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "trtllm": "nvcr.io/nvidia/tensorrt-llm/release"}
-DYNAMO_IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
-# words of Dynamo's workers in place of those of the engines
-DYNAMO_WORDS = {
-    "--tp_size": "--tensor-parallel-size",
-    "--pp_size": "--pipeline-parallel-size",
-    "--ep_size": "--expert-parallel-size",
-    "--kv_cache_free_gpu_memory_fraction": "--free-gpu-memory-fraction",
-    "--config": "--extra-engine-args",
-}
 LEADER = "$(LWS_LEADER_ADDRESS)"
-ROLE_WORDS = {
-    "vllm": ["--kv-transfer-config", '{{"kv_connector": "NixlConnector", "kv_role": "{}"}}'],
-    "sglang": ["--disaggregation-mode", "{}"],
-    "trtllm": ["--server_role", "{}"],
-}
-ROLE_NAMES = {
-    "vllm": {"prefill": "kv_producer", "decode": "kv_consumer"},
-    "sglang": {"prefill": "prefill", "decode": "decode"},
-    "trtllm": {"prefill": "CONTEXT", "decode": "GENERATION"},
-}
-ROUTERS = {
-    "vllm": "vllm-router --vllm-pd-disaggregation --prefill http://{0}-prefill:{1} --decode http://{0}-decode:{1} "
-    "--port {1}",
-    "sglang": "python3 -m sglang_router.launch_router --pd-disaggregation --prefill http://{0}-prefill:{1} "
-    "--decode http://{0}-decode:{1} --port {1}",
-    "trtllm": "trtllm-serve disaggregated -c disaggregated.yaml",
-}
 
 
 class Pool(NamedTuple):
@@ -70,6 +43,8 @@ def deployment_files(
     if form not in FORMS:
         raise InvalidInput(f"write_launch is {form!r}; give one of {', '.join(FORMS)}.")
     flags = normalise(flags)
+    if not flags.get("model") or not flags.get("gpu"):
+        raise InvalidInput("--write-launch needs --model and --gpu, or a --launch that names them.")
     prefill = prefill_flags(flags)
     given = {None: flags} if prefill is None else {"prefill": prefill, "decode": flags}
     name = (
@@ -88,9 +63,9 @@ def _pool(
     row = deployment_row(flags)
     engine, sizes = row["engine"], [flags.get(size, 1) for size in PARALLEL[:3]]
     draft = flags.get("speculative_model") if flags.get("speculative_method") == "draft_model" else None
-    command = launch_command(row, model, draft, asked)
+    command, own = launch_command(row, model, draft, asked, explicit=True), engine_words(engine)
     words = next(split_commands(command.line))
-    served = words[4] if engine == "sglang" else words[2] if engine == "vllm" else words[1]
+    served = words[len(own["program"])]
     gpus = sizes[0] * sizes[1] * sizes[2]
     nodes = -(-gpus // _gpus_of_node(flags["gpu"]))
     if nodes > 1 and form in ("compose", "llm-d"):
@@ -102,9 +77,9 @@ def _pool(
         words = _dynamo_words(engine, words, served) + (["--disaggregation-mode", role] if role else [])
     else:
         words += [] if engine == "vllm" else ["--host", "0.0.0.0", "--port", str(PORT)]
-        words += [word.format(ROLE_NAMES[engine][role]) for word in ROLE_WORDS[engine]] if role else []
+        words += [word.format(own["pools"][role]) for word in own["role"]] if role else []
     version, vendor = row.get("engine_version"), _facts_of_gpu().get(flags["gpu"], {}).get("vendor", "nvidia")
-    image = f"nvcr.io/nvidia/ai-dynamo/{DYNAMO_IMAGES[engine]}" if form == "dynamo" else IMAGES[engine]
+    image = f"nvcr.io/nvidia/ai-dynamo/{own['dynamo_image']}" if form == "dynamo" else own["image"]
     tag = f":{'' if engine == 'trtllm' else 'v'}{version}" if version and form != "dynamo" else ""
     replicas = flags.get(f"{role}_replicas" if role else "replicas", 1)
     stated = {
@@ -165,10 +140,11 @@ def _with_file(words: list[str], options_file: str | None) -> list[str]:
 
 def _dynamo_words(engine: str, words: list[str], served: str) -> list[str]:
     """Return the words of Dynamo's worker of an engine."""
-    options = words[words.index(served) + 1 :]
-    renamed = [DYNAMO_WORDS.get(word, word) for word in options] if engine == "trtllm" else options
-    dashed = [word.replace("_", "-") if word.startswith("--") and engine == "trtllm" else word for word in renamed]
-    return ["python3", "-m", f"dynamo.{engine}", "--model" if engine == "vllm" else "--model-path", served, *dashed]
+    options, own = words[words.index(served) + 1 :], engine_words(engine)
+    if renamed := own.get("dynamo_words"):
+        options = [renamed.get(word, word) for word in options]
+        options = [word.replace("_", "-") if word.startswith("--") else word for word in options]
+    return ["python3", "-m", f"dynamo.{engine}", own["dynamo_model"], served, *options]
 
 
 @cache
@@ -189,7 +165,7 @@ def product_of(gpu: str) -> str:
     >>> product_of("h200_sxm"), product_of("no_such")
     ('NVIDIA-H200', 'no_such')
     """
-    from kernelsight.scenario.gpu_names import find_gpu
+    from kernelsight.catalog.gpu_names import find_gpu
 
     names = [row["alias"] for row in facts("gpu_aliases").to_pylist() if row["gpu"] == gpu and "*" not in row["alias"]]
     names = [name.replace(" ", "-") for name in names if name.startswith(("NVIDIA", "AMD"))]
@@ -260,7 +236,7 @@ def _kubernetes(pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     documents = [_object("leader_worker_set" if pool["nodes"] else "workload", pool) for pool in pools]
     if len(pools) > 1:
         first, family = pools[0], pools[0]["family"]
-        start = shell_line(next(split_commands(ROUTERS[first["engine"]].format(family, PORT)))).split()
+        start = shell_line(next(split_commands(engine_words(first["engine"])["router"].format(family, PORT)))).split()
         urls = {name: {"num_instances": 1, "urls": [f"{family}-{role}:{PORT}"]} for name, role in TRTLLM_POOLS.items()}
         if first["engine"] == "trtllm":
             import yaml

@@ -24,10 +24,10 @@ from kernelsight.caches.durable import durable_file, locked
 from kernelsight.caches.journal import Journal, journal_path, read_journal
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
-from kernelsight.searching.forecast_sources import Forecaster
 from kernelsight.searching.llm.answers import LOG_EDGES, isotonic, log_quantile, log_spread, read_answer, share_below
 from kernelsight.searching.llm.client import UNKNOWN_FIELD, Reply, Server, ask
 from kernelsight.searching.llm.prompt import TOOL, messages, prompt_hash, tool
+from kernelsight.searching.targets import Forecaster
 
 KIND = "cache of answers"
 Key = tuple[str, int]

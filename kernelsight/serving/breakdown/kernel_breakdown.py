@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.lookup import rows_by_key
 from kernelsight.dataflow.python_nodes import produces
-from kernelsight.dataflow.sums import WholeSums, rounded
+from kernelsight.dataflow.sums import WholeSums, rounded, rows_by_key
 from kernelsight.kernels.string_columns import combinations, strings_of
 from kernelsight.serving.breakdown.knot_kernels import COLLECTIVES
 

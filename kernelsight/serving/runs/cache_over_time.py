@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.lookup import rows_by_key, sorted_by
 from kernelsight.dataflow.python_nodes import produces
+from kernelsight.dataflow.sums import rows_by_key, sorted_by
 
 ORDER = ("scenario_id", "replica", "window")
 COUNTS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "looked_up_tokens")

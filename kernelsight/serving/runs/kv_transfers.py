@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.lookup import sorted_by
 from kernelsight.dataflow.python_nodes import produces
+from kernelsight.dataflow.sums import sorted_by
 from kernelsight.number_format import number
 from kernelsight.serving.runs.simulation_inputs import by_key
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.lookup import rows_by_key, sorted_by
 from kernelsight.dataflow.python_nodes import produces
+from kernelsight.dataflow.sums import rows_by_key, sorted_by
 
 TIMES = tuple(f"{metric}_{name}_ms" for metric in ("ttft", "tpot", "e2e") for name in ("mean", "p50", "p90", "p99"))
 RATES = {"output_throughput": "output_tokens", "request_throughput": "completed"}

@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.dataflow.lookup import rows_by_key, sorted_by
 from kernelsight.dataflow.python_nodes import produces
-from kernelsight.dataflow.sums import whole_sums
+from kernelsight.dataflow.sums import rows_by_key, sorted_by, whole_sums
 
 LATENCIES = ("mean", "p50", "p90", "p99")
 PERCENTILES = (50, 90, 99)

@@ -42,57 +42,36 @@ class SimulationInputs(NamedTuple):
     scorers: dict[str, float]  # default weights of a scored router, by scorer
 
 
-# the parameters of ``read_inputs``
-INPUTS = (
-    *("scenarios", "scenario_loads", "load_requests", "load_dependencies", "step_costs", "step_shapes"),
-    *("deployment_settings", "deployment_faults", "memory_plan", "host_settings", "kv_transfers", "kv_tier_settings"),
-    *("models", "router_scorers"),
-)
 # of the prefix_aware router (SGLang: cache_aware)
 THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 
 
 def inputs_of_session(table: Callable[[str], pa.Table]) -> SimulationInputs:
-    """Return the inputs for a session's scenarios; ``table``: function that returns a table by its name."""
-    return read_inputs(**{name: table(name) for name in INPUTS})
+    """Return the inputs of the simulation, without scenarios whose deployments have faults.
 
-
-def read_inputs(
-    scenarios: pa.Table,
-    scenario_loads: pa.Table,
-    load_requests: pa.Table,
-    load_dependencies: pa.Table,
-    step_costs: pa.Table,
-    step_shapes: pa.Table,
-    deployment_settings: pa.Table,
-    deployment_faults: pa.Table,
-    memory_plan: pa.Table,
-    host_settings: pa.Table,
-    kv_transfers: pa.Table,
-    kv_tier_settings: pa.Table,
-    models: pa.Table,
-    router_scorers: pa.Table,
-) -> SimulationInputs:
-    """Return the inputs of the simulation from its tables, without scenarios whose deployments have faults."""
-    deployments = by_key(deployment_settings, "deployment_id")
-    broken = set(deployment_faults["deployment_id"].to_pylist())
+    ``table``: function that returns a table by its name.
+    """
+    settings, load_requests = table("deployment_settings"), table("load_requests")
+    deployments = by_key(settings, "deployment_id")
+    broken = set(table("deployment_faults")["deployment_id"].to_pylist())
     wanted = [
-        row for row in scenarios.to_pylist() if not broken.intersection(with_drafts(deployments_of(row), deployments))
+        row
+        for row in table("scenarios").to_pylist()
+        if not broken.intersection(with_drafts(deployments_of(row), deployments))
     ]
     loads = spans_of_loads(load_requests)
-    load_of_scenario = zip(*(scenario_loads[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True)
-    pairs = list(load_of_scenario)
-    waits = waits_of(load_requests, load_dependencies, loads)
+    pairs = list(zip(*(table("scenario_loads")[name].to_pylist() for name in ("scenario_id", "load_id")), strict=True))
+    waits = waits_of(load_requests, table("load_dependencies"), loads)
     keys = with_drafts((key for row in wanted for key in deployments_of(row)), deployments)
     return SimulationInputs(
         wanted, load_requests, {scenario: waits[load] for scenario, load in pairs if load in waits},
         memoised((load_requests,), "columns", lambda: load_columns(load_requests)),
         {scenario: loads[load] for scenario, load in pairs if load in loads}, deployments,
-        by_key(memory_plan, "deployment_id"), by_key(host_settings, "deployment_id"),
-        by_key(kv_transfers, "scenario_id"), tiers_by_deployment(kv_tier_settings),
-        dict(zip(models["model"].to_pylist(), models["layer_count"].to_pylist(), strict=True)),
-        laid_out(step_costs, step_shapes, deployment_settings, deployments, keys),
-        dict(zip(*(router_scorers[name].to_pylist() for name in ("scorer", "weight")), strict=True)),
+        by_key(table("memory_plan"), "deployment_id"), by_key(table("host_settings"), "deployment_id"),
+        by_key(table("kv_transfers"), "scenario_id"), tiers_by_deployment(table("kv_tier_settings")),
+        dict(zip(*(table("models")[name].to_pylist() for name in ("model", "layer_count")), strict=True)),
+        laid_out(table("step_costs"), table("step_shapes"), settings, deployments, keys),
+        dict(zip(*(table("router_scorers")[name].to_pylist() for name in ("scorer", "weight")), strict=True)),
     )  # fmt: skip
 
 

@@ -291,8 +291,8 @@ def test_only_what_was_asked_for_is_read(put, import_from) -> None:
 
 def test_refusals(put, import_from, tmp_path, monkeypatch) -> None:
     root = put("h100_sxm/gemm/vllm", "gemm_perf", GEMM)
-    with pytest.raises(UnknownName, match="unknown GPU of the sweep 'h100'. Did you mean h100_sxm"):
-        import_from("aiconfigurator", root, gpus="h100")
+    with pytest.raises(UnknownName, match="unknown GPU of the sweep 'h101'. Did you mean h100_sxm"):
+        import_from("aiconfigurator", root, gpus="h101")
     with pytest.raises(UnknownName, match="unknown kernel family 'gem'. Did you mean gemm"):
         import_from("aiconfigurator", root, families="gem")
     (tmp_path / "empty").mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.present.pages.compare import COMPARISON_FIGURES
+from kernelsight.present.figures.files import figures_of
 from kernelsight.session import connect
 from tests.present.conftest import SMALL
 from tests.present.html.browser import needs_browser, open_in_browser, without_scripts
@@ -40,7 +40,7 @@ def test_the_verdict_stands_first_and_every_figure_is_there(page: tuple[Path, st
     text = without_scripts(page[0].read_text())
     first = text.index('"card verdict"')
     assert html.escape(page[1][1:]) in text[first : first + 1500]
-    places = [text.index(f"<h2>{html.escape(figure.title)}</h2>") for figure in COMPARISON_FIGURES]
+    places = [text.index(f"<h2>{html.escape(figure.title)}</h2>") for figure in figures_of("comparison").values()]
     assert places == sorted(places)
     assert "60 requests compared with their replay" in text
 
@@ -55,4 +55,5 @@ def test_a_comparison_has_no_scenarios(page: tuple[Path, str], tmp_path: Path, c
 def test_it_draws_without_a_word_on_the_console(page: tuple[Path, str], tmp_path: Path) -> None:
     elements, said = open_in_browser(page[0], tmp_path)
     assert said == []
-    assert elements.count('class="marks"') == sum(figure.spec is not None for figure in COMPARISON_FIGURES)
+    figures = figures_of("comparison").values()
+    assert elements.count('class="marks"') == sum(figure.spec is not None for figure in figures)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.present.figures.run import RUN_FIGURES
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.html.page import html_of
 from kernelsight.present.page import Figure, Page, Table
 from kernelsight.session import Session, connect
@@ -21,7 +21,7 @@ from tests.present.html.browser import FETCHED, needs_browser, open_in_browser, 
 
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
 # of runs without KV tiers
-CHARTS = sum(figure.spec is not None and "KV tiers" not in figure.title for figure in RUN_FIGURES)
+CHARTS = sum(figure.spec is not None and "KV tiers" not in figure.title for figure in figures_of("run").values())
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_a_report_has_its_figures_and_the_sql_behind_them(run_page: Path, saved:
     assert "24 of 24" in text and "qwen3-0.6b on 2 × l4" in text
     assert len(specs_of(run_page)) == CHARTS
     with connect(saved, read_only=True) as opened:
-        for figure in RUN_FIGURES:
+        for figure in figures_of("run").values():
             assert figure.sql.strip() in text
             rows = opened.query(figure.sql)
             assert (rows.num_rows > 0) == ("KV tiers" not in figure.title), figure.title

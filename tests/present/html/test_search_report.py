@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.present.figures.search import RELIABILITY_QUERY, RISK_QUERY, SEARCH_FIGURES
+from kernelsight.present.figures.files import figures_of
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import save_search, search
 from kernelsight.session import connect
@@ -18,7 +18,7 @@ from tests.present.html.browser import FETCHED, needs_browser, open_in_browser, 
 from tests.searching.made_spaces import made_tables
 
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
-CHARTS = sum(figure.spec is not None for figure in SEARCH_FIGURES)
+CHARTS = sum(figure.spec is not None for figure in figures_of("search").values())
 
 
 def save(path: Path, measured: bool = False, **changes: Any) -> Path:
@@ -59,7 +59,7 @@ def test_the_page_has_its_figures_and_the_sql_behind_them_and_fetches_nothing(pa
     said = html.unescape(text)
     assert "Kernel search: made on two" in said
     with connect(saved, read_only=True) as opened:
-        for figure in SEARCH_FIGURES:
+        for figure in figures_of("search").values():
             assert figure.sql.strip() in said
             assert opened.query(figure.sql).num_rows > 0, figure.title
         (summary,) = opened.table("search_summary").to_pylist()
@@ -81,7 +81,7 @@ def test_drawn_regret_and_measurements_are_those_of_the_run(page: Path, saved: P
 
 def test_every_candidate_is_measured_or_deferred(saved: Path) -> None:
     with connect(saved, read_only=True) as opened:
-        deferred = opened.query(next(f.sql for f in SEARCH_FIGURES if f.title == "What was deferred")).to_pylist()
+        deferred = opened.query(figures_of("search")["What was deferred"].sql).to_pylist()
         count = "select count(distinct candidate_id) as n from "
         (measured,) = opened.query(count + "search_measurements").to_pylist()
     assert sum(row["candidates"] for row in deferred) + measured["n"] == 320
@@ -90,8 +90,8 @@ def test_every_candidate_is_measured_or_deferred(saved: Path) -> None:
 
 def test_reliability_and_risk_are_those_of_the_summary(saved: Path) -> None:
     with connect(saved, read_only=True) as opened:
-        points = opened.query(RELIABILITY_QUERY).to_pylist()
-        risk = opened.query(RISK_QUERY).to_pylist()
+        points = opened.query(figures_of("search")["Reliability of the speed-up bins"].sql).to_pylist()
+        risk = opened.query(figures_of("search")["Risk against coverage"].sql).to_pylist()
         forecasts = opened.query(
             "select f.*, m.latency_us as truth from kernel_forecasts f join kernel_measurements m using (candidate_id) "
             "where m.gpu = 'two' and m.status = 'ok' and f.round = (select max(round) from kernel_forecasts) "

@@ -40,7 +40,8 @@ def test_what_is_read(name, tmp_path):
 def test_what_is_refused(name, tmp_path):
     with pytest.raises(InvalidInput) as error:
         read(BY_NAME[name], tmp_path)
-    assert BY_NAME[name]["refused"] in str(error.value) and len(str(error.value)) < 500
+    said = str(error.value)
+    assert BY_NAME[name]["refused"] in said and len(said.replace(str(tmp_path), "")) <= 200
 
 
 def test_the_table_holds_what_the_reader_does():
@@ -86,6 +87,8 @@ def check_changed(rng: random.Random, tmp_path: Path) -> None:
         return
     expected = {"engine": "vllm", **case["flags"]}
     for name, value in line.flags.items():
+        if name.endswith("_replicas") and "&" in text:
+            continue  # a command that stands there twice is two replicas
         # as before, or what stands in the text, or the one replica of a pool that states none
         assert value == expected.get(name) or str(value) in text or value == 1 or name in DERIVED, (name, value)
     # a size that is still there is read or listed

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
@@ -11,6 +15,7 @@ from kernelsight.scenario.launch.deployments import read_launch_line, with_launc
 from kernelsight.scenario.launch.engine_options import find_option
 from kernelsight.scenario.launch.rules import RULES
 
+LINES = yaml.safe_load((Path(__file__).parent / "lines.yaml").read_text(encoding="utf-8"))
 MANIFEST = """
 apiVersion: apps/v1
 kind: Deployment
@@ -71,134 +76,28 @@ def test_spellings_of_an_engine_name_one_option():
             assert find_option(row["engine"], name).option == row["option"], name
 
 
-VLLM = {
-    "-dp 8 --prefill-schedule-interval 4": {"data_parallel_size": 8, "prefill_schedule_interval": 4},
-    "-tp=4": {"tensor_parallel_size": 4},
-    "--tp 4": {"tensor_parallel_size": 4},
-    "--tensor_parallel_size 4": {"tensor_parallel_size": 4},
-    "--max-model-len 16k": {"max_model_len": 16000},
-    "--max-model-len=128K": {"max_model_len": 131072},
-    "--max-model-len auto": {},
-    "--no-enable-prefix-caching": {"enable_prefix_caching": False},
-    "--enable-prefix-caching": {"enable_prefix_caching": True},
-    "-O0": {"enforce_eager": True},
-    "-O3": {},
-    "-O 0": {"enforce_eager": True},
-    "-O.cudagraph_mode=NONE": {"enforce_eager": True},
-    """-O '{"level": 3, "cudagraph_capture_sizes": [16]}'""": {"max_cudagraph_capture_size": 16},
-    "--enforce-eager -O3": {"enforce_eager": True},
-    "-dp 2 --enable-expert-parallel": {"data_parallel_size": 2, "enable_expert_parallel": True},
-    """--compilation-config '{"cudagraph_mode": "NONE"}'""": {"enforce_eager": True},
-    "-O.cudagraph_mode=FULL_AND_PIECEWISE": {},
-    "-O.cudagraph_mode=FULL_DECODE_ONLY": {"prompt_graphs": "none"},
-    """-cc '{"cudagraph_mode": "FULL_DECODE_ONLY", "splitting_ops": []}'""": {"prompt_graphs": "none"},
-    """-cc '{"splitting_ops": [], "cudagraph_mode": "NONE"}'""": {"prompt_graphs": "none", "enforce_eager": True},
-    """-cc '{"splitting_ops": ["vllm::unified_attention"]}'""": {},
-    """-cc '{"cudagraph_capture_sizes": [1, 8, 96], "level": 3}'""": {"max_cudagraph_capture_size": 96},
-    "--compilation-config 0": {"enforce_eager": True},
-    """-O '{"level": 3, "use_cudagraph": false}'""": {"enforce_eager": True},
-    """-O '{"use_cudagraph": true, "full_cuda_graph": true}'""": {},
-    "--compilation-config=3": {},
-    "--compilation-config.max_cudagraph_capture_size 64": {"max_cudagraph_capture_size": 64},
-    "--quantization fp8": {"quantization": "fp8"},
-    "--quantization awq": {},
-    "--quantization fp8 --served-model-name x": {"quantization": "fp8"},
-    "--num-gpu-blocks-override 100 --block-size 32": {"kv_cache_tokens": 3200, "block_size": 32},
-    "--gpu-memory-util 0.8": {"gpu_memory_utilization": 0.8},
-    "--max-num-seqs 8 --max-num-seqs 16": {"max_num_seqs": 16},
-    """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}'""": {
-        "speculative_method": "ngram",
-        "num_speculative_tokens": 4,
-    },
-    "--spec-method mtp --spec-tokens 1": {"speculative_method": "mtp", "num_speculative_tokens": 1},
-    """-sc '{"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 2}'""": {
-        "speculative_model": "Qwen/Qwen3-0.6B",
-        "num_speculative_tokens": 2,
-    },
-    """--rope-scaling '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}' """
-    "--max-model-len 131072": {"max_position_embeddings": 131072, "max_model_len": 131072},
-    """--hf-overrides '{"rope_parameters": {"rope_type": "yarn", "factor": 2.0, """
-    """"original_max_position_embeddings": 32768}}'""": {"max_position_embeddings": 65536},
-    """--hf-overrides '{"max_position_embeddings": 65536}'""": {"max_position_embeddings": 65536},
-    """--hf-overrides '{"architectures": ["X"]}'""": {},
-    "--disable-hybrid-kv-cache-manager": {"windows_freed": False},
-    "--no-disable-hybrid-kv-cache-manager": {"windows_freed": True},
-    """-sc '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}'""": {},
-}
-SGLANG = {
-    "--tp 8": {"tensor_parallel_size": 8},
-    "--tp-size 8 --mem-fraction-static 0.9": {"tensor_parallel_size": 8, "gpu_memory_utilization": 0.9},
-    "--chunked-prefill-size -1": {"enable_chunked_prefill": False},
-    "--chunked-prefill-size 4096": {"max_num_batched_tokens": 4096},
-    "--disable-radix-cache --disable-overlap-schedule": {"enable_prefix_caching": False, "async_scheduling": False},
-    "--disable-piecewise-cuda-graph": {"prompt_graphs": "none"},
-    "--cuda-graph-backend-prefill disabled": {"prompt_graphs": "none"},
-    "--cuda-graph-max-bs 64 --enable-mixed-chunk": {"max_cudagraph_capture_size": 64, "prefill_policy": "mixed"},
-    "--max-running-requests 96 --enable-dp-attention --chunked-prefill-size 8192 --tp 8 --dp 4": {
-        "tensor_parallel_size": 2,
-        "data_parallel_size": 4,
-        "max_num_seqs": 24,
-        "max_num_batched_tokens": 2048,
-    },
-    "--tp 8 --attn-dp-size 8 --ep 8": {
-        "tensor_parallel_size": 1,
-        "data_parallel_size": 8,
-        "expert_parallel_size": 8,
-    },
-    # SGLang raises the expert-parallel size to the tensor-parallel size where tokens go from rank to rank
-    "--tp 16 --dp 16 --enable-dp-attention --moe-a2a-backend deepep": {
-        "tensor_parallel_size": 1,
-        "data_parallel_size": 16,
-        "expert_parallel_size": 16,
-        "expert_exchange": "all_to_all",
-    },
-    "--ep 4 --moe-a2a-backend mooncake --tp 8": {
-        "tensor_parallel_size": 8,
-        "expert_parallel_size": 8,
-        "expert_exchange": "all_to_all",
-    },
-    """--json-model-override-args '{"rope_scaling": {"type": "yarn", "factor": 4, """
-    """"original_max_position_embeddings": 32768}}'""": {"max_position_embeddings": 131072},
-    "--tp 8 --moe-a2a-backend none": {"tensor_parallel_size": 8, "expert_exchange": "all_gather"},
-    "--tp 8 --enable-ep-moe": {"tensor_parallel_size": 8, "expert_parallel_size": 8},
-    "--enable-deepep-moe --tp 8": {
-        "tensor_parallel_size": 8,
-        "expert_parallel_size": 8,
-        "expert_exchange": "all_to_all",
-    },
-    "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
-    "--speculative-num-draft-tokens 4": {"speculative_method": "mtp", "num_speculative_tokens": 3},
-    "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 4": {},
-    "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-draft-model-path a/b": {},
-    "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8": {
-        "speculative_method": "ngram",
-        "num_speculative_tokens": 7,
-    },
-    "--kv-cache-dtype fp8_e5m2 --context-length 32k": {"kv_cache_dtype": "fp8", "max_model_len": 32000},
-    "--swa-full-tokens-ratio 0.25": {"swa_full_tokens_ratio": 0.25},
-    "--disable-hybrid-swa-memory": {"windows_freed": False},
-}
+@pytest.mark.parametrize("case", [case for case in LINES if "flags" in case], ids=lambda case: case["line"])
+def test_options(case):
+    assert flags_of(case["line"]) == case["flags"]
 
 
-@pytest.mark.parametrize(("options", "expected"), VLLM.items())
-def test_options_of_vllm(options, expected):
-    assert flags_of(f"vllm serve Qwen/Qwen3-8B {options}") == {"model": "Qwen/Qwen3-8B", **expected}
+@pytest.mark.parametrize("case", [case for case in LINES if "refused" in case], ids=lambda case: case["line"])
+def test_refusals(case):
+    with pytest.raises(InvalidInput, match=re.escape(case["refused"])) as error:
+        read_launch_line(case["line"])
+    assert len(str(error.value)) <= 200
 
 
-@pytest.mark.parametrize(("options", "expected"), SGLANG.items())
-def test_options_of_sglang(options, expected):
-    assert flags_of(f"python3 -m sglang.launch_server --model-path a/b {options}") == {"model": "a/b", **expected}
-
-
-def test_a_variable_that_allows_longer_sequences_reaches_as_far_as_is_asked():
-    line = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B --max-model-len 65536"
-    assert flags_of(line)["max_position_embeddings"] == 65536
-    assert "max_position_embeddings" not in flags_of(line.replace("=1", "=0"))
-    assert "max_position_embeddings" not in flags_of("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B")
-
-
-def test_the_method_of_a_quantised_checkpoint_is_not_applied_again():
-    assert flags_of("vllm serve Qwen/Qwen3-32B-FP8 --quantization fp8") == {"model": "Qwen/Qwen3-32B-FP8"}
+def test_a_variable_names_a_kernel_unless_an_option_does():
+    serve = "vllm serve Qwen/Qwen3-30B-A3B"
+    assert flags_of(f"VLLM_ROCM_USE_AITER=1 {serve}")["moe_backend"] == "aiter_fused_moe"
+    assert "moe_backend" not in flags_of(f"VLLM_ROCM_USE_AITER=0 {serve}")
+    line = read_launch_line(f"VLLM_ATTENTION_BACKEND=TRITON_ATTN {serve} --attention-backend ROCM_ATTN")
+    assert line.flags["attention_backend"] == "rocm_attention"
+    assert {word.words: word.effect for word in line.words}["VLLM_ATTENTION_BACKEND=TRITON_ATTN"] == "overridden"
+    assert flags_of("SGLANG_USE_AITER=0 python3 -m sglang.launch_server --model-path a/b")["moe_backend"] == (
+        "fused_moe_triton"
+    )
 
 
 def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
@@ -238,29 +137,17 @@ def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
     assert said["extra.yaml: --print_iter_log"] == said["mpirun -n 8 trtllm-llmapi-launch"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("stages", "seats"), [("", 64), (" --pp_size 1", 64), (" --pp_size 2", 128), (" --pp_size 8", 512)]
-)
-def test_the_seats_of_trtllm_serve_are_those_of_a_micro_batch(stages, seats):
-    line = read_launch_line(f"trtllm-serve meta-llama/Llama-3.1-8B --max_batch_size 64{stages}")
-    assert line.flags["max_num_seqs"] == seats
-    reason = next(word.reason for word in line.words if "max_batch_size" in word.words)
-    assert ("pipeline stages" in (reason or "")) == (seats > 64)
-
-
-def test_a_file_of_options_that_is_not_here_is_listed():
-    assert effects("trtllm-serve m --config gone.yaml")["--config gone.yaml"] == "not_modelled"
-
-
 def test_words_that_are_ignored_say_whether_they_matter():
     found = effects(
         "CUDA_VISIBLE_DEVICES=0 VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m --trust-remote-code --port 80 "
-        "--enable-lora --kv-cache-dtype nvfp4 --middleware a b --no-such 3 --also-none -tp 2 2>&1 | tee log"
+        "--config gone.yaml --enable-lora --kv-cache-dtype nvfp4 --middleware a b --no-such 3 --also-none -tp 2 "
+        "2>&1 | tee log"
     )
     assert found == {
         "m": "used",
         "--trust-remote-code": "none",
         "--port 80": "none",
+        "--config gone.yaml": "not_modelled",
         "--enable-lora": "not_modelled",
         "--kv-cache-dtype nvfp4": "not_modelled",
         "--middleware a b": "none",
@@ -300,24 +187,6 @@ def test_a_kubernetes_manifest_tells_the_gpu_too(tmp_path):
     assert {"HF_TOKEN=<redacted>", "VLLM_USE_V1=1", "nvidia.com/gpu: 4"} <= {word.words for word in line.words}
 
 
-def test_prefill_and_decode_replicas_are_one_deployment(tmp_path):
-    path = tmp_path / "run.sh"
-    path.write_text(
-        "python -m sglang.launch_server --model-path m --tp 4 --disaggregation-mode=prefill "
-        "--chunked-prefill-size 4096 &\n"
-        "python -m sglang.launch_server --model-path m --tp 8 --disaggregation-mode decode --page-size 16 &\n"
-    )
-    assert flags_of(f"@{path}") == {
-        "model": "m",
-        "tensor_parallel_size": 8,
-        "block_size": 16,
-        "prefill_replicas": 1,
-        "decode_replicas": 1,
-        "prefill_tensor_parallel_size": 4,
-        "prefill_max_num_batched_tokens": 4096,
-    }
-
-
 def test_flags_beside_the_line_have_precedence():
     line = "vllm serve Qwen/Qwen3-8B -tp 2"
     found = with_launch_line({"launch": line, "tensor_parallel_size": 4, "gpu": "l4", "seed": None})
@@ -325,42 +194,6 @@ def test_flags_beside_the_line_have_precedence():
     marked = read_launch_line(line).overridden_by({"tensor_parallel_size": 4})
     assert [word.effect for word in marked.words] == ["used", "overridden"]
     assert "overridden: -tp 2 (tensor_parallel_size 4 is stated beside the line)" in "\n".join(marked.notes())
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("ls -l", "starts no known server"),
-        ("vllm serve m --max-model-len", "--max-model-len of the launch line has no value"),
-        ("vllm serve m -tp 0", "-tp 0 of the launch line: tensor_parallel_size is 0; give a whole number"),
-        ("vllm serve 'm", "no closing quotation; close it"),
-        ("vllm serve $MODEL", "has a variable without a value"),
-        ("vllm serve m --speculative-config '{a'", "is not JSON"),
-        ("vllm serve m --speculative-config '[1]'", "is no JSON object; give its fields"),
-        ("vllm serve m & vllm serve n", "starts 2 servers"),
-        ("@/no/such/file.sh", "launch file /no/such/file.sh does not exist"),
-        (
-            "python -m sglang.launch_server --model m --tp 4 --attn-dp-size 3",
-            "do not divide the tensor-parallel size 4",
-        ),
-        ("vllm serve m --num-gpu-blocks-override x", "needs whole numbers"),
-        (
-            "python -m sglang.launch_server --model m --swa-full-tokens-ratio 1.5",
-            "swa_full_tokens_ratio is 1.5; give a number above 0 and at most 1",
-        ),
-        ("python -m sglang.launch_server --model m --swa-full-tokens-ratio 0", "swa_full_tokens_ratio is 0; give"),
-        ("python -m sglang.launch_server --model m --swa-full-tokens-ratio half", "swa_full_tokens_ratio is 'half'"),
-        ("vllm serve m\n  -tp 8 --enable-expert-parallel", "-tp begins a line of its own"),
-        ("vllm serve m --enforce-eager=maybe", "a switch takes no value but true or false"),
-    ],
-)
-def test_refusals(text, sentence):
-    with pytest.raises(InvalidInput, match="."):
-        read_launch_line(text)
-    try:
-        read_launch_line(text)
-    except InvalidInput as error:
-        assert sentence in str(error)
 
 
 COMPOSE = """

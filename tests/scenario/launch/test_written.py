@@ -7,13 +7,22 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.gpu_names import find_gpu
+from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.launch.deployments import read_launch_line
 from kernelsight.scenario.launch.written import FORMS, deployment_files, product_of
 from kernelsight.scenario.scenario_rows import deployment_rows, normalise
 from tests.conftest import random_worlds
+from tests.invariants.test_stated_numbers import LENGTHS, SCENARIOS
+from tests.scenario.launch.test_deployments import CASES
+from tests.scenario.launch.test_lines import LINES
+
+
+def engine_of(line: str) -> str:
+    return next(name for name in ("trtllm", "sglang", "vllm") if name in line.lower())
+
 
 MOE = {"huggingface_id": "deepseek-ai/DeepSeek-V3", "experts": 256}
 FLAGS = st.fixed_dictionaries(
@@ -87,6 +96,35 @@ def test_what_is_written_is_read_again(form, drawn):
     assert rows_of(again) == rows_of(flags | {"model": "deepseek-ai/DeepSeek-V3"})
     for name in ("replicas", "prefill_replicas", "decode_replicas"):
         assert again.get(name, 1) == flags.get(name, 1)
+
+
+PINNED = [
+    *(case["flags"] for case in CASES if "flags" in case),
+    *({"engine": engine_of(case["line"])} | case["flags"] for case in LINES if "flags" in case),
+    *({name: value for name, value in flags.items() if name not in LENGTHS} for flags in SCENARIOS.values()),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_deployments_of_the_pinned_calls_are_read_again_exactly(form):
+    """Deployments of all cases of launch texts and of the pinned scenarios; what no option says is listed."""
+    same = 0
+    for stated in PINNED:
+        flags = normalise({"engine": "vllm", "gpu": "h200_sxm", **stated})
+        flags = {
+            name: value for name, value in flags.items() if name not in LOAD_FLAGS and name != "draft_acceptance_rate"
+        }
+        try:
+            text, unsaid = deployment_files(form, flags, MOE if "eep" in flags.get("model", "") else None)
+        except InvalidInput as problem:
+            assert "nodes" in str(problem) or "model" not in flags, stated
+            continue
+        kept = {name: value for name, value in flags.items() if name not in unsaid}
+        again = read_launch_line(text).flags
+        assert rows_of(again) == rows_of(kept | {"model": again["model"]}), stated
+        assert all(again.get(name, 1) == flags.get(name, 1) for name in ("replicas", "prefill_replicas"))
+        same += 1
+    assert same > len(PINNED) * 0.9
 
 
 def test_a_replica_over_two_nodes_is_a_leader_with_workers():

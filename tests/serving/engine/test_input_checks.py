@@ -13,7 +13,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.serving.engine.inputs import Load, Waits
 from kernelsight.serving.engine.many_scenarios import Columns, Loads, Workspace, serve_loads
 from kernelsight.serving.engine.replica import Pool, serve_scenario
-from kernelsight.serving.runs.deployed import deploy
+from kernelsight.serving.runs.step_times import deploy
 
 TWO = np.full(2, 8, np.int64)
 LOAD = Load(np.zeros(2), TWO, TWO, max_concurrency=1)

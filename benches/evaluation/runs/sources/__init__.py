@@ -12,6 +12,7 @@ from kernelsight.laboratory.runs.sources import (
     aiconfigurator,
     gpustack,
     http_stages,
+    inference_perf,
     mlenergy,
     sglang_cookbook,
     trtllm_tables,
@@ -38,3 +39,8 @@ SOURCES = (
     Source(http_stages.COLUMNS, _reader(http_stages), http_stages.STAGES),
     Source(frozenset((aiconfigurator.MARK,)), aiconfigurator.read),
 )
+
+
+def read_folder(folder: Path) -> Runs | None:
+    """Return the runs of a folder with the reports of one run of inference-perf; None: it is no such folder."""
+    return runs_of(*inference_perf.read(folder), folder) if list(folder.glob(inference_perf.STAGES)) else None

@@ -1,0 +1,170 @@
+"""Points of a sweep from profiles: torch traces with recorded shapes, and tables whose columns are mapped."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from kernelsight.catalog.gpu_names import find_gpu
+from kernelsight.catalog.tables import catalogue_yaml
+from kernelsight.errors import InvalidInput, unknown
+from kernelsight.fitting.kernel_sweeps.points import LABELS, SHAPE, Batch, read_csv, without_family
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.kernel_names import family_of
+from kernelsight.logs.files import LogFile, documents, open_log
+from kernelsight.logs.plain import Source, source_of
+from kernelsight.logs.read_logs import read_logs
+from kernelsight.number_format import percent
+
+# number formats of PyTorch's types in traces: of weight and arithmetic
+TYPES = {"BFloat16": "bf16", "Half": "fp16", "Float8_e4m3fn": "fp8", "Float8_e5m2": "fp8", "signed char": "int8"}
+_WORD = re.compile(r"\w+")
+_SIZE = re.compile(r"(\d)\[(?:(\d)|:-1)\]")
+EXAMPLE = "--columns family==gemm m=M n=N k=K latency_us=T[us] dtype==bf16"
+TEXTS = ("family", "kernel", "implementation", "engine", "engine_version", "dtype", "format", "math", "distribution")
+
+
+def profile_points(paths: Sequence[Path], gpu: str | None, columns: Mapping[str, str] | None) -> Iterator[Batch]:
+    """Yield the measured kernels of profiles by GPU and family; rows that cannot be used are counted by reason.
+
+    ``gpu``: that of the profiles where they name none; ``columns``: column of the file by column of ``sweep_points``,
+    as ``compare --columns`` has them. InvalidInput: no GPU, no shapes, or a column that is missing.
+    """
+    for path in paths:
+        batches = _of_table(path, columns, gpu) if columns else _of_profile(open_log(path), gpu)
+        yield from (batch for batch in batches if batch.rows.height or batch.dropped)
+
+
+def _of_profile(file: LogFile, gpu: str | None) -> Iterator[Batch]:
+    is_trace = file.kind == "json" and any(name.startswith("traceEvents[].args.Input Dims") for name in file.fields)
+    if not is_trace:
+        raise _without_shapes(file.path)
+    trace = next(documents(file))[1]
+    device = next((row.get("name") for row in trace.get("deviceProperties", ()) if isinstance(row, Mapping)), None)
+    rows, dropped = _launches(trace.get("traceEvents", ()), file.path.name)
+    if not rows:
+        raise _without_shapes(file.path)
+    yield from _batches(pl.DataFrame(rows, infer_schema_length=None), _gpu(gpu or device), dropped)
+
+
+def _operators() -> list[dict[str, Any]]:
+    return catalogue_yaml("profile_operators")
+
+
+def _launches(events: Sequence[Any], source: str) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Return the operators of a trace that launched kernels of their family, and counts of kernels of no such one."""
+    forms = {name: form for form in _operators() for name in form["operators"]}
+    operators, rows, dropped, times = {}, [], Counter[str](), Counter[tuple[int, str | None]]()
+    for event in events:
+        arguments = event.get("args") if isinstance(event, Mapping) else None
+        number = arguments.get("External id") if isinstance(arguments, Mapping) else None
+        if event.get("cat") == "cpu_op" and event.get("name") in forms:
+            operators[number] = event
+        elif event.get("cat") == "kernel" and isinstance(event.get("dur"), int | float):
+            times[number, family_of(str(event.get("name"))[:400])] += event["dur"]
+    for number, event in operators.items():
+        form = forms[event["name"]]
+        spent_us = times.pop((number, form["family"]), None)
+        shape = _shape(event["args"], form)
+        if spent_us and shape:
+            labels = {name: form[name] for name in ("family", "kernel_source")}
+            rows.append(shape | labels | {"latency_us": float(spent_us), "source": source})
+        elif spent_us:
+            dropped["number_format_or_shape_not_recorded"] += 1
+    dropped["no_shape_of_its_operator"] += len(times)
+    return rows, dropped
+
+
+def _shape(arguments: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return sizes and number format of an operator by its recorded arguments; None: they are not there."""
+    dims, types = arguments.get("Input Dims"), arguments.get("Input type")
+    found: dict[str, Any] = {}
+    try:
+        for name, place in form["sizes"].items():
+            argument, dimension = _SIZE.fullmatch(place).groups()  # type: ignore[union-attr]
+            given = dims[int(argument)]
+            found[name] = math.prod(given[:-1]) if dimension is None else given[int(dimension)]
+        dtype = TYPES[types[form["number"]].removeprefix("c10::")]
+    except (LookupError, TypeError, AttributeError):
+        return None
+    return found | {"dtype": dtype}
+
+
+def _of_table(path: Path, columns: Mapping[str, str], gpu: str | None) -> Iterator[Batch]:
+    """Yield the rows of a CSV table of kernels, whose columns are mapped."""
+    known = ("gpu", "latency_us", *TEXTS, *SHAPE)
+    for name in columns:
+        if name not in known:
+            raise unknown("column", name, known, "--columns takes our name = the name in the file.")
+    sources = {name: source_of(name, column) for name, column in columns.items()}
+    table = read_csv(path, [one.column for one in sources.values() if one.value is None], "kernels")
+    rows = table.select(_column(name, source) for name, source in sources.items())
+    if "latency_us" not in columns or not {"family", "kernel"} & set(columns) or "dtype" not in columns:
+        raise InvalidInput(f"{path} needs columns for latency_us, dtype, and family or kernel; {EXAMPLE}.")
+    if "family" not in columns:
+        families = {name: family_of(name) for name in rows["kernel"].drop_nulls().unique()}
+        rows = rows.with_columns(pl.col("kernel").replace_strict(families, return_dtype=pl.String).alias("family"))
+    rows = rows.with_columns(pl.lit(path.name).alias("source")).drop("kernel", strict=False)
+    by_gpu = rows.partition_by("gpu", as_dict=True) if "gpu" in columns else {(gpu,): rows}
+    for (name,), part in by_gpu.items():
+        yield from _batches(part.drop("gpu", strict=False), _gpu(gpu or name), Counter())
+
+
+def _column(name: str, source: Source) -> pl.Expr:
+    value = pl.lit(source.value) if source.value is not None else pl.col(source.column)
+    if name == "latency_us":  # a factor is that to ms
+        return (value.cast(pl.Float64, strict=False) * (source.factor * 1e3 if source.unit else 1.0)).alias(name)
+    return value.cast(pl.Int64 if name in SHAPE else pl.String, strict=False).alias(name)
+
+
+def _batches(rows: pl.DataFrame, gpu: str, dropped: Counter[str]) -> Iterator[Batch]:
+    """Yield rows by family, without those that lack a size that the family's model needs."""
+    for (family,), part in rows.partition_by("family", as_dict=True, include_key=False).items():
+        if family not in FAMILIES:
+            dropped["no_family" if family is None else "family_without_shapes"] += part.height
+            continue
+        texts = FAMILIES[family].columns
+        words = {word for text in texts.values() for word in _WORD.findall(text)} & set(SHAPE)
+        needed = {word for word in words if word in _WORD.findall(texts.get(word, word))}  # no column made of others
+        missing = sorted(name for name in needed if name not in part.columns)
+        if missing:
+            raise InvalidInput(f"kernels of {family} need {', '.join(missing)}; add them to --columns.")
+        library = next((form["kernel_source"] for form in _operators() if form["family"] == family), None)
+        if library is None and "implementation" not in part.columns:
+            raise InvalidInput(
+                f"kernels of {family} need implementation, their library: --columns implementation==NAME."
+            )
+        formats = [pl.col("dtype").alias(name) for name in ("format", "math") if name not in part.columns]
+        empty = [name for name in LABELS if name not in (*part.columns, "format", "math")]
+        usual = {"engine": "torch", "engine_version": "unknown", "kernel_source": library}
+        labels = [pl.lit(usual.get(name), pl.String).alias(name) for name in empty]
+        weight = pl.lit(1.0).alias("weight"), pl.lit(None, pl.String).alias("reason")
+        yield Batch(gpu, family, part.with_columns(*formats, *labels, *weight), {})
+    for reason, count in dropped.items():
+        yield without_family(gpu, reason, count)
+
+
+def _gpu(name: str | None) -> str:
+    if name is None:
+        raise InvalidInput("the profile names no GPU; add --gpus NAME, the one that it was made on.")
+    found = find_gpu(name)
+    return found.gpu if found else name
+
+
+def _without_shapes(path: Path) -> InvalidInput:
+    """Return the error for a profile with names and times alone: what they are, and what to do."""
+    kernels = read_logs(kernels=path)["production_kernels"]
+    times = pl.from_arrow(kernels.select(["family", "total_us"])).group_by("family").agg(pl.col("total_us").sum())  # type: ignore[union-attr]
+    total_us = times["total_us"].sum()
+    largest = times.sort(["total_us", "family"], descending=[True, False]).head(2).iter_rows()
+    shown = ", ".join(f"{family or 'of no family'} {percent(us / total_us)}" for family, us in largest)
+    return InvalidInput(
+        f"{path} has times of kernels ({shown}) and no shapes: nothing can be fitted; give a torch trace with "
+        "record_shapes=True, or a table of kernels with --columns."
+    )

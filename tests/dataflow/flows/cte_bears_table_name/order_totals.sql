@@ -1,2 +1,0 @@
--- a CTE that hides a table
-with items as (select 1 as item) select * from items

@@ -1,2 +1,0 @@
--- first
-select * from orders

@@ -1,2 +1,0 @@
--- second
-select * from orders

@@ -1,1 +1,0 @@
-select order_id from orders

@@ -1,2 +1,0 @@
--- a hidden input
-select order_id from orders where pieces > $least

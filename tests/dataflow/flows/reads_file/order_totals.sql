@@ -1,2 +1,0 @@
--- rows from nowhere
-select * from read_csv('orders.csv')

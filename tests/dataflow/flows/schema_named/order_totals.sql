@@ -1,2 +1,0 @@
--- a table of another schema
-select * from main.orders

@@ -1,2 +1,0 @@
--- a slip of the pen
-selct order_id from orders

@@ -1,2 +1,0 @@
--- no contract declares it
-select item from items

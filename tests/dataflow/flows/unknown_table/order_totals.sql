@@ -1,2 +1,0 @@
--- misspelt input
-select * from ordered join items using (item)
