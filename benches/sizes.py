@@ -55,6 +55,7 @@ from kernelsight.sweeps.trial_cache import trial_cache
 DENSE = ("llama-3.1-8b", "qwen3-8b", "qwen3-14b", "qwen3-32b-fp8", "llama-3.3-70b", "llama-3.1-70b-fp8")
 MIXTURES = ("gpt-oss-120b", "gpt-oss-20b", "qwen3-30b-a3b", "qwen3-235b-a22b-fp8")
 PRICES = {"a100_sxm": 1.4, "h100_sxm": 2.4, "h200_sxm": 2.9, "b200_sxm": 4.6, "l40s": 0.9, "mi300x": 2.2}
+KINDS = ("rate", "users", "sessions")
 SIZES = (1, 2, 4, 8)
 BUDGETS, BUDGETS_OF_SPLITS = (None, 1024, 2048, 4096, 16384), (None, 16384)
 MOST_REPLICAS = 6
@@ -257,19 +258,29 @@ def case_of(question: Mapping[str, Any], keep: Path | None) -> dict[str, Any]:
     }
 
 
-def judged(cases: int, seed: int, keep: Path | None) -> dict[str, Any]:
-    """Print each case, and return the figures that are recorded."""
+def kind_of(question: Mapping[str, Any]) -> str:
+    """Return what a question is asked by: rate, users or sessions."""
+    return "users" if "users" in question else "sessions" if "num_turns" in question else "rate"
+
+
+def judged(cases: int, seed: int, keep: Path | None, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
+    """Print each case of the questions drawn that are of ``kinds``, and return the figures that are recorded."""
     source, rows = random.Random(seed), []
-    while len(rows) < cases:
-        question = drawn(source)
+    for question in [each for each in (drawn(source) for _ in range(cases)) if kind_of(each) in kinds]:
         row = case_of(question, keep)
         rows.append(row)
         print(json.dumps(question), flush=True)
         print("   ", json.dumps(row, default=str), flush=True)
+    figures = {"drawn": cases, "seed": seed, "kinds": list(kinds), **figures_of(rows)}
+    print(json.dumps(figures))
+    return figures
+
+
+def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of cases."""
     spent = sorted(row["cpu_s"] for row in rows if row["cpu_s"] is not None)
-    figures = {
-        "cases": cases,
-        "seed": seed,
+    return {
+        "cases": len(rows),
         "near": sum(row["near"] for row in rows),
         "cheaper_than_holds": sum(not row["holds"] for row in rows),
         "crashes": sum("crash" in row for row in rows),
@@ -278,8 +289,6 @@ def judged(cases: int, seed: int, keep: Path | None) -> dict[str, Any]:
         "size_cpu_s_most": spent[-1] if spent else None,
         "deployments": sum(row.get("count", 0) for row in rows),
     }
-    print(json.dumps(figures))
-    return figures
 
 
 def read_again(session: Session, form: str, flags: Mapping[str, Any]) -> str:
@@ -370,6 +379,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=30, metavar="N", help="questions (default: 30)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed; while developing, even ones only")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="of the questions drawn, only these")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder that keeps the truths of questions")
     parser.add_argument("--limits", action="store_true", help="check the named limits instead")
     parser.add_argument("--round-trip", action="store_true", help="write and read deployment files instead")
@@ -383,7 +393,8 @@ def main() -> None:
     else:
         if arguments.keep:
             arguments.keep.mkdir(parents=True, exist_ok=True)
-        figures = judged(arguments.cases, arguments.seed, arguments.keep)
+        words += f" --kinds {' '.join(arguments.kinds)}"
+        figures = judged(arguments.cases, arguments.seed, arguments.keep, arguments.kinds)
     if arguments.record:
         flag = "--limits" if arguments.limits else "--round-trip" if arguments.round_trip else ""
         name = f"sizes_{flag[2:].replace('-', '_')}" if flag else "sizes"

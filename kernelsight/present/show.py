@@ -74,12 +74,12 @@ def show(
     if form == "csv" and not is_html:
         return
     page = make()
-    if target and is_html:
-        write_page(page, target, join_commands([["kernelsight", *redacted_words(sys.argv[1:])]]))
     if form == "json":
         print(as_json({**page.answer, **({"launch": launch.as_dict()} if launch else {})}))
     elif form == "table":
         print_page(lines_of(page))
+    if target and is_html:
+        write_page(page, target, join_commands([["kernelsight", *redacted_words(sys.argv[1:])]]))
 
 
 def notebook(page: Page) -> str:

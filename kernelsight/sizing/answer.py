@@ -31,29 +31,14 @@ PRINTED = "sizing"
 OF_A_DAY = ("mean_instances", "cost_per_day")
 ENDS = ("", "_low", "_high", "_if_slow", "_if_fast")
 SHOWN = (
-    *(
-        "users",
-        "users_low",
-        "users_high",
-        "users_if_slow",
-        "users_if_fast",
-        "rate",
-        "rate_low",
-        "rate_high",
-        "rate_if_slow",
-        "rate_if_fast",
-        "search",
-        "load",
-        "probability",
-        "instances",
-        "gpus",
-        "mean_instances",
-        "price_per_hour",
-        "cost_per_day",
-        "electricity_per_hour",
-        "cost_per_million_tokens",
-    ),
-    "limit",
+    *(f"{unit}{end}" for unit in ("users", "rate") for end in ENDS),
+    *"search load probability instances gpus mean_instances price_per_hour cost_per_day electricity_per_hour".split(),
+    *("cost_per_million_tokens", "limit"),
+)
+# of the answer as a dict, in this order
+PARTS = (
+    *"question axes answer chosen rows confidences left_out complete not_tried decides cliff day evidence".split(),
+    "launch",
 )
 
 
@@ -151,8 +136,8 @@ class Sizing:
 
     @cached_property
     def not_tried(self) -> list[dict[str, Any]]:
-        """Deployments that the search did not reach before its end."""
-        return [_without_columns(row, ("reason", "bound")) for row in self._unsized if row["reason"] is None]
+        """Deployments that the search did not reach before its end; ``bound``: the least that one can cost."""
+        return [_without_columns(row, ("reason",)) for row in self._unsized if row["reason"] is None]
 
     @cached_property
     def _unsized(self) -> list[dict[str, Any]]:
@@ -197,22 +182,26 @@ class Sizing:
         """The commands that launch one instance of the chosen deployment."""
         return self._answer["launch"]
 
+    @property
+    def question(self) -> dict[str, Any]:
+        """The question as asked: its row of ``size_questions``, without what it leaves out."""
+        (row,) = self._of("size_questions")
+        row |= {"flags": json.loads(row["flags"]), "search": json.loads(row["search"] or "null")}
+        return {name: value for name, value in row.items() if value is not None and name != "question_id"}
+
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """The values of each flag that are searched."""
+        return {row["flag"]: row["values"] for row in self._of("size_axes")}
+
+    @cached_property
+    def confidences(self) -> list[dict[str, Any]]:
+        """The best of the rows at each confidence: its ``place`` among them, instances, GPUs and price."""
+        return [_without_columns(row, ("question_id",)) for row in self._of("size_confidences")]
+
     def as_dict(self) -> dict[str, Any]:
         """Return all of the answer as a dict, as ``size --format json`` prints it."""
-        names = (
-            "answer",
-            "chosen",
-            "rows",
-            "left_out",
-            "complete",
-            "not_tried",
-            "decides",
-            "cliff",
-            "day",
-            "evidence",
-            "launch",
-        )
-        return {name: getattr(self, name) for name in names} | ({"what_if": self.what_if} if self._changes else {})
+        return {name: getattr(self, name) for name in PARTS} | ({"what_if": self.what_if} if self._changes else {})
 
     def table(self, name: str | None = None) -> pa.Table:
         """Return the rows as an Arrow table, or a table of the question; InvalidInput for another name."""
@@ -232,7 +221,7 @@ class Sizing:
         """Return what ``size`` shows, for terminal, HTML and JSON."""
         from kernelsight.present.pages.size import size_page
 
-        return size_page(self.as_dict(), {name: SHORT.get(name, name) for name in columns_shown(self.rows)})
+        return size_page(self.as_dict(), columns_shown(self.rows), SHORT)
 
     def save(self, path: str | Path) -> None:
         """Write the question, its answer and all given tables to a DuckDB file."""

@@ -45,8 +45,10 @@ class Candidate(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """The unit of its load: users or requests/s."""
-        return "users" if "max_concurrency" in self.flags else "requests/s"
+        """The unit of its load: users, requests/s, or conversations/s where they have turns."""
+        if "max_concurrency" in self.flags:
+            return "users"
+        return "conversations/s" if self.flags.get("num_turns", 1) > 1 else "requests/s"
 
     @property
     def weight(self) -> float:

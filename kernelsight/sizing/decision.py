@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelsight.number_format import number
@@ -39,11 +38,6 @@ class Demand(NamedTuple):
     electricity_price: float | None = None
     peak: float = 1.0
 
-    @property
-    def sustained_rate(self) -> float:
-        """The rate that all instances must sustain, with the margin, in the unit of ``rate``."""
-        return ANY_RATE if self.total_gpus is not None else self.rate / (1.0 - self.margin)
-
     def least_cost(self, candidate: Candidate, rate: float) -> float:
         """Return the cost below which a candidate is at no confidence, where one instance has at most ``rate``.
 
@@ -76,13 +70,10 @@ class Option(NamedTuple):
 
     def __str__(self) -> str:
         candidate, rate = self.sized.candidate, number(self.sized.highest.rate, 3)
-        gpus = " and ".join(f"{count * self.instances} × {gpu}" for gpu, count in candidate.gpus.items())
-        parallel_sizes = {short: candidate.flags.get(name, 1) for name, short in SHORT_SIZES.items()}
-        sizes = " ".join(f"{short} {size}" for short, size in parallel_sizes.items() if size > 1 or short == "TP")
-        if candidate.gpus_taken is not None:
-            return f"{', '.join(candidate.gpus)} at {sizes}, {rate} {candidate.unit} an instance"
-        cost = "" if candidate.price is None else f", {number(self.weight, 3)} $/h"
-        return f"{gpus} at {sizes}{cost}, up to {rate} {candidate.unit} each"
+        named = ((short, candidate.flags.get(name)) for name, short in SHORT_SIZES.items())
+        sizes = " ".join(f"{short} {size}" for short, size in named if size)
+        cost = f"{number(self.weight, 3)} {'GPUs' if candidate.price is None else '$/h'}"
+        return f"{', '.join(candidate.gpus)} at {sizes}, {cost}, up to {rate} {candidate.unit} each"
 
     @property
     def weight(self) -> float:
@@ -130,11 +121,8 @@ def with_day(demand: Demand, day: Day, startup_s: float | None, disk_bytes_per_s
     return demand._replace(day=day, startup_s=startup_s, disk_bytes_per_s=disk_bytes_per_s)
 
 
-def option_of(sized: Sized, evidence: Evidence, demand: Demand, weights_bytes: Callable[[], float]) -> Option:
-    """Return a deployment with the instances that keep the objectives with the confidence, where any number does.
-
-    ``weights_bytes``: what one replica loads when it starts, of a demand with a day.
-    """
+def option_of(sized: Sized, evidence: Evidence, demand: Demand) -> Option:
+    """Return a deployment with the instances that keep the objectives with the confidence, where any number does."""
     chances, rate = evidence.chances, sized.highest.rate
     share = chances.share_for(demand.confidence) if chances else 0.0
     most = min(share or 1.0, 1.0 - demand.margin)
@@ -149,5 +137,6 @@ def option_of(sized: Sized, evidence: Evidence, demand: Demand, weights_bytes: C
     option = Option(sized, evidence, instances, served, load, probability, share > 0.0)
     if demand.day is None:
         return option
-    start = start_of(weights_bytes(), demand.disk_bytes_per_s, demand.startup_s)
+    weights_bytes = sized.prospect.trials.weights_bytes(sized.candidate.scenario_id)
+    start = start_of(weights_bytes, demand.disk_bytes_per_s, demand.startup_s)
     return option._replace(hours=tuple(hours_of(demand.day, rate * most)), start=start)

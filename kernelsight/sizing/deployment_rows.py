@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sizing.daily import HOURS
-from kernelsight.sizing.decision import Demand, Option
-from kernelsight.sizing.prospects import LeftOut
-from kernelsight.sizing.sentences import stated_flags
+from kernelsight.sizing.decision import Demand, Option, option_of
+from kernelsight.sizing.prospects import NO_BOUND
+from kernelsight.sizing.sentences import ALWAYS, stated_flags
 from kernelsight.sweeps.find_rate import statistic
-from kernelsight.sweeps.trials import Trial
 
+if TYPE_CHECKING:
+    from kernelsight.sizing.evidence import Label
+    from kernelsight.sizing.prospects import Prospect
+    from kernelsight.sizing.search import SizeSearch
+    from kernelsight.sweeps.rate_search import TriedRate
+
+# confidences at which costs are compared, beside the one that is asked
+CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 MAY_BE_CHEAPER = "it may be cheaper: the search ended before it was looked at again"
 
 
-def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: Demand) -> dict[str, Any]:
+def deployment_row(option: Option, label: Label, limit: str | None, sure: bool, demand: Demand) -> dict[str, Any]:
     """Return the row of ``sized_deployments``: flags, rates, costs at the demanded rate, and the limiting resource.
 
-    ``tier``: with the ``limit`` too; ``sure``: its rate was searched in full; a rough rate only ranks it behind others.
+    ``sure``: its rate was searched in full; a rough rate only ranks it behind others.
     """
     sized, evidence = option.sized, option.evidence
     rate, power_w = sized.highest, evidence.power_w
     electricity, hourly = electricity_of(option, demand), hourly_of(option, demand)
-    tokens = output_of(rate.tried.trials)
+    tokens = sized.tokens[1]
     joules = None if power_w is None or not tokens else power_w / (sized.request_rate * tokens)
     figures = {"": rate.rate, "_low": rate.low, "_high": rate.high}
     figures |= {"_if_slow": evidence.rate_if_slow, "_if_fast": evidence.rate_if_fast}
@@ -48,9 +56,9 @@ def deployment_row(option: Option, tier: Mapping[str, Any], sure: bool, demand: 
         "mean_power_w": None if power_w is None else option.instances * power_w,
         "energy_per_output_token_j": joules,
         "carbon_per_million_tokens_g": carbon_g(joules, sized.candidate.flags),
-        "limit": tier["limit"],
-        "tier": tier["tier"],
-        "not_measured": tier["not_measured"],
+        "limit": limit,
+        "tier": label.tier,
+        "not_measured": label.not_measured,
         "num_prompts": rate.requests,
     }
 
@@ -60,9 +68,9 @@ def _costs(option: Option, hourly: float | None, peak: float) -> dict[str, float
 
     ``peak``: the rate that is sized for over the mean one, at which tokens are served.
     """
-    rate, trials = option.sized.highest, option.sized.highest.tried.trials
+    rate = option.sized.highest
     mean_price = None if hourly is None else option.mean_instances * hourly
-    prompt, output = (sum(trial.tokens[index] for trial in trials) / len(trials) for index in (0, 1))
+    prompt, output = option.sized.tokens
     # mean requests/s that are served: fewer users complete at least their proportional share of requests
     mean = sum(hour.amount for hour in option.hours) / len(option.hours) if option.hours else option.rate
     per_s = mean / peak * option.sized.request_rate / rate.rate
@@ -85,19 +93,62 @@ def flag_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {**columns, "flags": object_text(flags_set)}
 
 
-def left_out_row(failed: LeftOut, demand: Demand, still_open: Collection[str]) -> dict[str, Any]:
-    """Return the row of ``unsized_deployments`` of a deployment that was left out; ``still_open``: scenarios."""
-    reason, bound = failed.reason, None
-    if failed.prospect:
-        candidate = failed.prospect.candidate
-        bound = demand.least_cost(candidate, failed.most_rate) if demand.total_gpus is None else None
-        reason = MAY_BE_CHEAPER if candidate.scenario_id in still_open else reason
-    return {**flag_values(failed.flags), "reason": reason, "bound": bound}
+def search_rows(search: SizeSearch, demand: Demand) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the tables of a search: bounds, simulations, and deployments without a rate."""
+
+    def least_cost(prospect: Prospect, rate: float) -> float | None:
+        return None if demand.total_gpus else demand.least_cost(prospect.candidate, min(rate, NO_BOUND))
+
+    bounds, simulations, still_open = [], [], {prospect.candidate.scenario_id for prospect in search.still_open()}
+    for prospect in search.prospects.values():
+        flags, most = flag_values(prospect.candidate.flags), prospect.bound
+        rests_on = "its own closed loops" if prospect.is_known else "other numbers of its replicas"
+        known = {"rests_on": rests_on, "most_load": most} if math.isfinite(most) else {}
+        bounds.append({**flags, **known, "least_cost": least_cost(prospect, most) if most > 0.0 else None})
+        for tried in prospect.search.served.values():
+            ratios = {"ratio": tried.verdict.level, "ratio_with_margin": tried.verdict.pressure}
+            load = {"load": tried.rate, "requests": tried.requests, "seeds": tried.seeds}
+            load |= {name: value for name, value in ratios.items() if math.isfinite(value)}
+            simulations.append({**flags, **load, "drifts": tried.verdict.drifts, "keeps": tried.verdict.keeps})
+    unsized = [
+        {
+            **flag_values(failed.flags),
+            "reason": MAY_BE_CHEAPER if name in still_open else failed.reason,
+            "bound": failed.prospect and least_cost(failed.prospect, failed.most_rate),
+        }
+        for name, failed in search.left_out.items()
+    ]
+    unsized += [{**flag_values(one.candidate.flags), "bound": least_cost(one, one.bound)} for one in search.not_tried]
+    return {"size_bounds": bounds, "size_simulations": simulations, "unsized_deployments": unsized}
 
 
-def output_of(trials: Sequence[Trial]) -> float:
-    """Return the mean output tokens of a request."""
-    return sum(trial.tokens[1] for trial in trials) / len(trials)
+def axis_rows(search: SizeSearch) -> list[dict[str, Any]]:
+    """Return the rows of ``size_axes``: the values that are searched of the GPU, TP, and flags with several values."""
+    rows = [stated_flags(one.candidate.flags) for one in search.prospects.values()]
+    rows += [stated_flags(one.flags) for one in search.left_out.values()]
+    names = dict.fromkeys(name for row in rows for name in row)
+    axes = {name: dict.fromkeys(str(row.get(name, "default")) for row in rows) for name in names}
+    axes = {name: values for name, values in axes.items() if len(values) > 1 or name in ALWAYS}
+    return [{"flag": name, "values": list(values)} for name, values in axes.items()]
+
+
+def confidence_rows(options: Sequence[Option], demand: Demand) -> list[dict[str, Any]]:
+    """Return the rows of ``size_confidences``: the best of the options at each confidence, and what it costs then."""
+    rows = []
+    for confidence in sorted({*CONFIDENCES, demand.confidence}):
+        asked = demand._replace(confidence=confidence)
+        found = enumerate((option_of(one.sized, one.evidence, asked) for one in options), start=1)
+        holding = [(option.order, place, option) for place, option in found if option.holds]
+        if not holding:
+            break
+        _, place, best = min(holding, key=lambda item: item[:2])
+        hourly = hourly_of(best, demand)
+        price = None if hourly is None else best.instances * hourly
+        a_day = HOURS * best.mean_instances * hourly if best.start and hourly is not None else None
+        counts = {"instances": best.instances, "gpus": best.instances * best.sized.candidate.gpu_count}
+        costs = {"served": best.rate, "price_per_hour": price, "cost_per_day": a_day}
+        rows.append({"confidence": confidence, "place": place, **counts, **costs})
+    return rows
 
 
 def carbon_g(joules: float | None, site: Mapping[str, Any]) -> float | None:
@@ -135,8 +186,8 @@ def statistic_rows(option: Option, objectives: Sequence[Objective]) -> list[dict
     return rows
 
 
-def hour_rows(option: Option, demand: Demand) -> list[dict[str, Any]]:
-    """Return the rows of ``size_hours``: the demand, instances and price of each hour."""
+def hour_rows(option: Option, demand: Demand, checked: Mapping[int, TriedRate]) -> list[dict[str, Any]]:
+    """Return the rows of ``size_hours``: the demand, instances and price of each hour; ``checked``: simulated ones."""
     gpus, price = option.sized.candidate.gpu_count, hourly_of(option, demand)
     return [
         {
@@ -146,6 +197,8 @@ def hour_rows(option: Option, demand: Demand) -> list[dict[str, Any]]:
             "started": hour.started,
             "gpus": hour.instances * gpus,
             "price_per_hour": None if price is None else hour.instances * price,
+            "ratio": checked[hour.hour].verdict.level if hour.hour in checked else None,
+            "keeps": checked[hour.hour].verdict.keeps if hour.hour in checked else None,
         }
         for hour in option.hours
     ]

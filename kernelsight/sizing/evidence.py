@@ -21,7 +21,6 @@ from kernelsight.sweeps.run_summary import evidence_rows
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.sizing.opened_deployments import OpenedDeployments
     from kernelsight.sizing.prospects import Sized
 
 
@@ -58,23 +57,33 @@ def evidence_of(session: Session, plan: Plan, sized: Sized, objectives: Sequence
     return Evidence(intervals, *rates, chances_of(at_rates, objectives, rate.rate, rate.low), power_w)
 
 
-def labels_of(search: OpenedDeployments, sized: Sequence[Sized]) -> dict[str, tuple[str, list[dict[str, Any]]]]:
-    """Return tier and rows of ``size_evidence`` of sized deployments by scenario, as served at their highest rates."""
-    labels: dict[str, tuple[str, list[dict[str, Any]]]] = {}
-    for session, plan in zip(search.forks, search.plans, strict=True):
-        planned = {row["scenario_id"]: row for row in plan.planned}
-        members = [each.candidate for each in sized if each.candidate.scenario_id in planned]
-        rated = [Rated(each.candidate.flags, each.highest) for each in sized if each.candidate.scenario_id in planned]
-        if not members:
-            continue
-        names = serve_at(session, plan, [(row, 1.0) for row in rated])
+class Label(NamedTuple):
+    """What a sized deployment rests on: its tier, what was not measured, and its rows of ``size_evidence``."""
+
+    tier: str
+    not_measured: str | None
+    rows: list[dict[str, Any]]
+
+
+def labels_of(sized: Sequence[Sized]) -> dict[str, Label]:
+    """Return the labels of sized deployments by scenario, as served at their highest rates."""
+    labels: dict[str, Label] = {}
+    for session in {id(each.prospect.session): each.prospect.session for each in sized}.values():
+        members = [each for each in sized if each.prospect.session is session]
+        plan = members[0].prospect.plan
+        names = serve_at(session, plan, [(Rated(each.candidate.flags, each.highest), 1.0) for each in members])
         session.compute("scenario_tiers", "scenario_evidence")
         tiers = {row["scenario_id"]: row["tier"] for row in session.table("scenario_tiers").to_pylist()}
+        rows = {row["deployment_id"]: row for row in session.table("deployment_tiers").to_pylist()}
+        planned = {row["scenario_id"]: row for row in plan.planned}
         evidence: dict[str, list[dict[str, Any]]] = {}
         for row in session.table("scenario_evidence").to_pylist():
             evidence.setdefault(row["scenario_id"], []).append(row)
-        for candidate, name in zip(members, names, strict=True):
+        for candidate, name in zip((each.candidate for each in members), names, strict=True):
             deployments = deployments_of(planned[candidate.scenario_id])
-            rows = evidence_rows(evidence[name], candidate.deployment_id, deployments)
-            labels[candidate.scenario_id] = tiers[name], [{"pool": "decode", **row} for row in rows]
+            parts = evidence_rows(evidence[name], candidate.deployment_id, deployments)
+            not_measured = rows[candidate.deployment_id]["not_measured"]
+            labels[candidate.scenario_id] = Label(
+                tiers[name], not_measured, [{"pool": "decode", **row} for row in parts]
+            )
     return labels

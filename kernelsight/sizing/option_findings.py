@@ -66,9 +66,8 @@ def findings_on(search: SizeSearch, option: Option) -> OptionFindings:
 
 def _examine(search: SizeSearch, option: Option) -> OptionFindings:
     candidate = option.sized.candidate
-    session, _ = search.place_of(candidate)
     rated = Rated(candidate.flags, option.sized.highest)
-    with session.fork() as fork:
+    with option.sized.prospect.session.fork() as fork:
         # only this deployment is examined, at its load and a little above its highest rate
         limit = _limit(fork, rated)
         plan = plan_rows(fork, [rated.flags_at(min(option.load, 1.0))])

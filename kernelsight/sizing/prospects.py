@@ -12,7 +12,6 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.refusals import what_fits
 from kernelsight.sizing.candidates import Candidate
-from kernelsight.sweeps.advice import wider_graphs
 from kernelsight.sweeps.capacity import pause_s
 from kernelsight.sweeps.rate_search import HighestRate, RateSearch
 from kernelsight.sweeps.steady import counted_values
@@ -23,33 +22,61 @@ if TYPE_CHECKING:
 
 # cost of all instances of a candidate by the rate of one instance, in the unit of its weight
 CostOf = Callable[[Candidate, float], float]
-# most by which other step sizes, or replicas for one of the two phases, raise the rate of a GPU
-MOST_GAIN = 1.4
-# most by which the bound on a rate rises where CUDA graphs end below the batch size
-GRAPHS_GAIN = 2.0
 # safety factor on a bound from the capacity of other numbers of replicas
 CAUTION = 1.1
+# a rate that no instance reaches
+NO_BOUND = 1e12
 REPLICAS, BUDGET = ("prefill_replicas", "decode_replicas"), "max_num_batched_tokens"
 
 
 class Prospect(NamedTuple):
-    """A candidate that can run, with the trials that simulate it and the search of its highest rate.
+    """A candidate that can run, in its session with its plan, its trials, and the search of its highest rate.
 
-    ``root``: the deployment that it is a variant of; ``known``: variants of that with prefill replicas, as far as their
-    capacity is known.
+    ``root``: the deployment that it is a variant of; ``known``: other numbers of its prefill and decode replicas, as
+    far as their capacity is known.
     """
 
     candidate: Candidate
+    session: Session
+    plan: Plan
     trials: Trials
     search: RateSearch
-    root: Prospect | None = None
-    known: Sequence[Prospect] = ()
+    root: Prospect | None
+    known: list[Prospect]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its own capacity is known."""
+        return "capacity" in vars(self.search)
+
+    def compute_capacity(self) -> None:
+        """Compute its own capacity, which bounds its rate and those of other numbers of its replicas."""
+        _ = self.search.capacity
+        self.known.append(self)
 
     @property
     def bound(self) -> float:
-        """The bound on the rate, from relatives, and from the deployment's own capacity where it is known."""
-        own = self.search.capacity.most if "capacity" in vars(self.search) else math.inf
-        return min(bound_from_others(self), own)
+        """The rate that it does not exceed: by its own capacity, or by those of other numbers of its replicas.
+
+        Replicas of both phases serve no more than the prefill replicas do beside as many decode replicas as can be, nor
+        than the decode replicas beside as many prefill replicas: where capacities of both are known, the ratio of the
+        replicas follows from the two rates.
+        """
+        if self.is_known:
+            return self.search.capacity.most
+        ratios = (
+            max(self.candidate.flags[name] / one.candidate.flags[name] for name in REPLICAS) for one in self.known
+        )
+        most = (CAUTION * ratio * one.search.capacity.most for ratio, one in zip(ratios, self.known, strict=False))
+        return min(most, default=math.inf)
+
+    @property
+    def guess(self) -> float:
+        """The bound, or the rate that its GPUs reach as the deployment that it is a variant of: what to try first."""
+        root = self.root
+        if self.is_known or root is None or not root.is_known:
+            return self.bound
+        return min(self.bound, self.candidate.gpu_count / root.candidate.gpu_count * root.search.capacity.most)
 
 
 class Sized(NamedTuple):
@@ -66,11 +93,19 @@ class Sized(NamedTuple):
     @property
     def request_rate(self) -> float:
         """The requests/s that one instance completes at its highest rate; with users by Little's law."""
-        if self.candidate.unit == "requests/s":
+        if self.candidate.unit != "users":
             return self.highest.rate
         e2e_ms = [counted_values(trial.latencies["e2e"]).mean() for trial in self.highest.tried.trials]
         pauses_s = pause_s(self.prospect.trials.scenario(self.candidate.scenario_id))
         return self.highest.rate / max(float(np.mean(e2e_ms)) / 1e3 + pauses_s, 1e-9)
+
+    @property
+    def tokens(self) -> tuple[float, float]:
+        """The mean prompt and output tokens of what ``request_rate`` counts: a user's request, or a conversation."""
+        turns = self.prospect.trials.scenario(self.candidate.scenario_id)["num_turns"] or 1
+        parts = turns if self.candidate.unit == "users" else 1
+        prompt, output = np.mean([trial.tokens for trial in self.highest.tried.trials], axis=0) / parts
+        return float(prompt), float(output)
 
 
 class LeftOut(NamedTuple):
@@ -85,30 +120,6 @@ class LeftOut(NamedTuple):
     miss: float | None = None
     prospect: Prospect | None = None
     most_rate: float = math.inf
-
-
-def bounds_of(root: Prospect) -> float:
-    """Return the bound on the rate of a deployment's GPUs with any variant, in the unit of the rate."""
-    gain = GRAPHS_GAIN if wider_graphs(root.trials.settings(root.candidate.scenario_id)) else MOST_GAIN
-    return root.search.capacity.most * gain
-
-
-def bound_from_others(prospect: Prospect) -> float:
-    """Return the bound on a variant's rate from the deployment that it is a variant of, and from known relatives.
-
-    Replicas of both phases serve no more than the prefill replicas do beside as many decode replicas as can be, nor
-    than the decode replicas beside as many prefill replicas: where capacities of both are known, the ratio of the
-    replicas follows from the two rates.
-    """
-    root, flags = prospect.root, prospect.candidate.flags
-    if root is None:
-        return math.inf
-    bound = prospect.candidate.gpu_count / root.candidate.gpu_count * bounds_of(root)
-    for known in prospect.known:
-        others = known.candidate.flags
-        gain = CAUTION if flags.get(BUDGET) == others.get(BUDGET) else MOST_GAIN
-        bound = min(bound, gain * known.search.capacity.most * max(flags[name] / others[name] for name in REPLICAS))
-    return bound
 
 
 def miss_of(rate: HighestRate) -> float | None:
@@ -149,7 +160,7 @@ def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Se
 
 def rate_below(cost_of: CostOf, candidate: Candidate, most: float) -> float:
     """Return the least rate of one instance at which a candidate costs less than ``most``; infinite: at none."""
-    low, high = 1e-9, 1e12
+    low, high = 1e-9, NO_BOUND
     if cost_of(candidate, high) >= most:
         return math.inf
     for _ in range(80):

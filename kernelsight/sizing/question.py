@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.files.numbers import read_number
 from kernelsight.number_format import rounded
 from kernelsight.scenario.flag import options_of
-from kernelsight.scenario.flag_values import asked_values
-from kernelsight.scenario.flags import ALIASES, LOAD_FLAGS
+from kernelsight.scenario.flag_values import asked_values, typed_value
+from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.deployments import with_launch_line
 from kernelsight.scenario.load_rules import distribution
-from kernelsight.scenario.objectives import Objective, objective_rows, objectives_of, slo_of
+from kernelsight.scenario.objectives import Objective, objective_rows, objectives_of, parse_slo, slo_of
 from kernelsight.scenario.plan import normalise
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.stated_flags import object_text, read_flags
@@ -38,6 +39,10 @@ MOST_EFFORT = int(_OPTIONS["effort"].most)
 # what a change of a question is a factor of, and lengths among it by their flag
 CHANGES = ("traffic", "users", "prompt", "output")
 LENGTHS = {"prompt": "input_len", "output": "output_len"}
+CHANGE_FORMS = (
+    "A change is a factor, such as traffic=2, a flag of the deployment, such as quantization=fp8, or an objective, "
+    "such as ttft_p95:500; a comma combines them."
+)
 
 
 class Question(NamedTuple):
@@ -133,14 +138,23 @@ class Question(NamedTuple):
 
 
 def changed(question: Question, change: str) -> Question:
-    """Return a question with factors on its traffic, users, prompt and output lengths: ``traffic=2,output=3``.
+    """Return a question with factors, flags of the deployment or objectives changed: ``traffic=2,model=qwen3-8b``.
 
-    InvalidInput: not a factor, or one of something that the question does not state.
+    InvalidInput: not a change, or one of something that the question does not state.
     """
     for word in change.split(","):
         name, _, text = (part.strip() for part in word.partition("="))
+        flag = ALIASES.get(name.replace("-", "_"), name.replace("-", "_"))
+        if ":" in word:
+            question = question._replace(slo={**question.slo, **parse_slo([word.strip()])})
+            continue
+        if name not in CHANGES and flag in FLAGS and flag not in (*LOAD_FLAGS, *VARIED, "gpu"):
+            value = None if text == "none" else typed_value(flag, read_number(text))
+            others = {each: own for each, own in question.flags.items() if ALIASES.get(each, each) != flag}
+            question = question._replace(flags=others if value is None else {**others, flag: value})
+            continue
         if name not in CHANGES:
-            raise unknown("change", name, CHANGES, "A change is a factor, such as traffic=2, or traffic=2,output=2.")
+            raise unknown("change", name, (*CHANGES, *FLAGS), CHANGE_FORMS)
         factor = count_of(text, f"--what-if {name}")
         if not 0.0 < factor < math.inf:
             raise InvalidInput(f"--what-if {name} is {text}; give a factor above 0, such as {name}=2.")

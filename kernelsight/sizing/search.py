@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
-from kernelsight.scenario.objectives import Objective
+from kernelsight.scenario.flags import ALIASES
+from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.refusals import decisive
-from kernelsight.sizing.candidates import MOST_GPUS, Candidate, planned_candidates
-from kernelsight.sizing.decision import Demand, Option, option_of
+from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
+from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, Candidate, planned_candidates, rows_of
+from kernelsight.sizing.decision import Option, option_of
 from kernelsight.sizing.evidence import UNKNOWN, evidence_of
-from kernelsight.sizing.opened_deployments import OpenedDeployments
-from kernelsight.sizing.prospects import LeftOut, Prospect, Sized, bounds_of, miss_of, nothing_fits, rate_below
+from kernelsight.sizing.prospects import BUDGET, NO_BOUND, LeftOut, Prospect, Sized, miss_of, nothing_fits, rate_below
 from kernelsight.sizing.variants import family_of, is_split, variants
 from kernelsight.sweeps.find_rate import open_trials, status_of
-from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch
+from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch, TriedRate
+from kernelsight.sweeps.steady import LEAST_REQUESTS
 from kernelsight.sweeps.trial_cache import trial_cache
 from kernelsight.sweeps.work_budget import SearchEnded, Work
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
+    from kernelsight.scenario.plan import Plan
+    from kernelsight.sizing.question import Question
 
 MEASURED = ("target-measured", "log-corrected", "points-measured")
 # effort of the rate of the chosen deployment: as FULL, the ends of its range from the rates tried
 SURE = FULL._replace(ends=0, tolerance=0.02)
-# factor by which a rough rate may be wrong
+# factor by which a rough rate, and the share of it that has the confidence, may be wrong
 DOUBT = 1.08
 # share of the cost of the best below which another is clearly cheaper
 SAME = 0.97
@@ -43,77 +48,83 @@ MOST_VARIANTS = 1_500
 TOO_MANY = f"more than {MOST_VARIANTS:,} deployments have other settings"
 
 
-class SizeSearch(OpenedDeployments):
-    """A search of the cheapest deployment for a demand; its forked sessions stay open until ``close``.
+class SizeSearch:
+    """A search of the cheapest deployment for a question; its forked sessions stay open until ``close``.
 
-    ``compared``: flags of which each value is searched separately; ``most_gpus``: of one instance; ``time_limit``:
-    seconds; ``effort``: each step doubles the allowances of requests. ``options`` and ``left_out``: results by
-    scenario; ``ended``: why it ended early; ``unsupported``: sentences on engines that do not support GPUs.
+    ``rows``: flags of the deployments that are searched first; ``prospects``, ``options`` and ``left_out``: what can
+    run, and results, by scenario; ``ended``: why it ended early; ``is_stopped``: for good; ``unsupported``: sentences
+    on engines that do not support GPUs. InvalidInput: there is no such deployment.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        demand: Demand,
-        objectives: Sequence[Objective],
-        load: Mapping[str, Any],
-        prices: Mapping[str, float],
-        report: Callable[[str], None] | None = None,
-        time_limit: float | None = None,
-        most_gpus: int = MOST_GPUS,
-        compared: Sequence[str] = (),
-        effort: int = 1,
-    ) -> None:
-        super().__init__()
-        self._allowances = [allowance << (effort - 1) for allowance in ALLOWANCES]
-        self._most_gpus, self._compared = most_gpus, compared
-        self._work = Work(self._allowances[0], time_limit)
-        self._session, self._demand, self._objectives = session, demand, list(objectives)
-        self._load, self._prices = load, prices
-        self._report = report or (lambda text: None)
-        self._runnable: list[Candidate] = []
+    def __init__(self, session: Session, question: Question, report: Callable[[str], None] | None = None) -> None:
+        self._session, self._report = session, report or (lambda text: None)
+        self.question, self.demand, self._objectives = question, question.demand, question.objectives
+        self._allowances = [allowance << (question.effort - 1) for allowance in ALLOWANCES]
+        self._work = Work(self._allowances[0], question.time_limit_s)
+        self._most_gpus = min(question.max_gpus, question.total_gpus or question.max_gpus)
+        self._compared = [ALIASES.get(name, name) for name in question.search]
+        loop = {"request_rate": FIRST_RATE} if question.users is None else {"max_concurrency": FIRST_USERS}
+        self._load = {"num_prompts": LEAST_REQUESTS, **normalise(question.load), **loop}
+        self._prices = read_prices(session, question.prices or None)
+        gpus = list(dict.fromkeys(resolve_gpu(session, name) for name in question.gpus))
+        self.rows = rows_of(session, question.deployment, gpus, self._most_gpus, question.search)
+        self.forks: list[Session] = []
+        self.plans: list[Plan] = []
+        self.prospects: dict[str, Prospect] = {}
         self._sure: set[str] = set()
-        self._stopped = False
+        self._not_reached: dict[str, float] = {}  # rates that rough searches may have missed, and long runs refute
+        self._varied_below = math.inf  # cost up to which other settings of deployments are among the prospects
+        self.is_stopped = False
         self.ended: str | None = None
         self.options: dict[str, Option] = {}
         self.left_out: dict[str, LeftOut] = {}
         self.unsupported: dict[str, None] = {}
 
-    def run(self, rows: Sequence[Mapping[str, Any]], tune: bool = True) -> list[Option]:
-        """Search rows of flags; return deployments with a rate, the best first; see ``left_out`` for the others.
+    def close(self) -> None:
+        """Free the tables of all deployments."""
+        for fork in self.forks:
+            fork.close()
 
-        ``tune``: search other step sizes, CUDA graphs and disaggregation too. InvalidInput: no deployment can run.
+    def run(self) -> list[Option]:
+        """Return deployments with a rate, the best first; see ``left_out`` for the others.
+
+        InvalidInput: no deployment can run.
         """
-        prospects = self._open(rows)
+        prospects = self._open(self.rows)
         if not prospects:
             raise nothing_fits(list(self.left_out.values()), self.plans, self.forks[0])
         self._within(self._allowances[0], lambda: self._search_groups(prospects))
-        if tune:
-            self._within(self._allowances[1], lambda: self._search_variants(prospects))
+        if self.question.tune:
+            self._within(self._allowances[1], self._search_variants)
         self._within(self._allowances[2], self._make_sure)
         return self.ranked()
 
     @property
-    def not_tried(self) -> list[Candidate]:
-        """The candidates that can run and that the search did not reach before its end."""
+    def not_tried(self) -> list[Prospect]:
+        """The deployments that can run and that the search did not reach before its end."""
         finished = {*self.options, *self.left_out}
-        return [candidate for candidate in self._runnable if candidate.scenario_id not in finished]
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether time is over, or the search was interrupted."""
-        return self._stopped
+        return [prospect for name, prospect in self.prospects.items() if name not in finished]
 
     @property
     def is_complete(self) -> bool:
         """Whether the best is searched in full, and no other deployment, by a bound or a search, can cost less."""
         ranked = self.ranked()
-        only_dearer = not (self._stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY)
-        return only_dearer and not self._cheaper_if_exact() and (not ranked or self.is_sure(ranked[0].sized))
+        is_open = self.is_stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY
+        is_open = is_open or self._varied_below < self._lowest_cost() or self.cheaper_if_exact()
+        return not is_open and (not ranked or self.is_sure(ranked[0].sized))
+
+    def least_cost(self, prospect: Prospect) -> float:
+        """Return the least that a deployment can cost, by its bound: one instance without a bound."""
+        return self.demand.least_cost(prospect.candidate, min(prospect.bound, NO_BOUND))
 
     def ranked(self) -> list[Option]:
-        """Return the deployments with a rate, the best first."""
-        return sorted(self.options.values(), key=lambda option: option.order)
+        """Return the deployments with a rate, the best first: of equal costs one whose rate was searched in full."""
+
+        def order(option: Option) -> tuple:
+            holds, cost, *others = option.order
+            return holds, cost, not self.is_sure(option.sized), *others
+
+        return sorted(self.options.values(), key=order)
 
     def is_sure(self, sized: Sized) -> bool:
         """Return whether a rate was searched in full; a rough one only shows that a deployment is dearer."""
@@ -123,24 +134,24 @@ class SizeSearch(OpenedDeployments):
         """Return deployments left out that no bound keeps from a lower cost than the best, the least cost first."""
         most = self._lowest_cost()
         passed = [(one.prospect, one.most_rate) for one in self.left_out.values() if one.prospect]
-        costs = [(self._demand.least_cost(prospect.candidate, rate), prospect) for prospect, rate in passed]
+        costs = [(self.demand.least_cost(prospect.candidate, rate), prospect) for prospect, rate in passed]
         near = [(cost, prospect.candidate.scenario_id, prospect) for cost, prospect in costs if _is_less(cost, most)]
         return [prospect for *_, prospect in sorted(near, key=lambda item: item[:2])]
 
     def note_interrupt(self) -> None:
         """Record that a Ctrl-C ended the search, whose results so far are the answer."""
-        self.ended, self._stopped = "it was interrupted", True
+        self.ended, self.is_stopped = "it was interrupted", True
 
     def _within(self, allowance: int, search: Callable[[], None]) -> None:
         """Run one phase of the search until its allowance of requests or the time is spent, or it is interrupted."""
-        if self._stopped:
+        if self.is_stopped:
             return
         self._work.most = self._work.spent + allowance
         try:
             search()
         except SearchEnded as ended:
             self.ended = str(ended)
-            self._stopped = ended.for_good
+            self.is_stopped = ended.for_good
         except KeyboardInterrupt:
             self.note_interrupt()
 
@@ -167,21 +178,26 @@ class SizeSearch(OpenedDeployments):
         """Return what deployments share that are compared among themselves first: their GPUs, and compared values."""
         return (*prospect.candidate.gpus, *(prospect.candidate.flags.get(name) for name in self._compared))
 
-    def _search_variants(self, prospects: Sequence[Prospect]) -> None:
+    def _search_variants(self) -> None:
         """Search step sizes, CUDA graphs and disaggregation of deployments that may be cheaper with them."""
         most = self._lowest_cost()
-        roots = [
-            prospect
-            for prospect in prospects
-            if "capacity" in vars(prospect.search) and _is_less(self._least_cost(prospect, bounds_of(prospect)), most)
-        ]
-        roots.sort(key=lambda prospect: self._least_cost(prospect, prospect.bound))
-        rows = variants(roots, self._load, self._most_gpus)
+        self._varied_below = math.inf if self.demand.total_gpus else most
+        own = [one for one in self.prospects.values() if one.root is None]
+        # what no engine of these GPUs accepts, no other setting of it accepts
+        roots = [one for one in own if not (one.is_known and one.search.capacity.alone.lost)]
+        roots.sort(key=self.least_cost)
+        rows = variants(roots, self._load, lambda root: self._affordable_gpus(root.candidate, most))
         if len(rows) > MOST_VARIANTS:
             self.ended = TOO_MANY
         if rows:
             self._report(f"{len(rows[:MOST_VARIANTS]):,} deployments with other step sizes, CUDA graphs, disaggregated")
             self._search(self._open(rows[:MOST_VARIANTS], roots), lambda _: self._lowest_cost())
+
+    def _affordable_gpus(self, candidate: Candidate, most: float) -> int:
+        """Return the most GPUs of one instance that cost less than ``most``, at the price of a candidate's GPUs."""
+        if candidate.gpus_taken or math.isinf(most):
+            return self._most_gpus
+        return min(self._most_gpus, math.ceil(most * (1.0 - 1e-9) * candidate.gpu_count / candidate.weight) - 1)
 
     def _open(self, rows: Sequence[Mapping[str, Any]], roots: Sequence[Prospect] = ()) -> list[Prospect]:
         """Plan rows of flags in a new fork, and return those that can run, with the searches of their rates.
@@ -190,9 +206,9 @@ class SizeSearch(OpenedDeployments):
         """
         fork = self._session.fork()
         self.forks.append(fork)
-        total = self._demand.total_gpus
+        total = self.demand.total_gpus
         plan, candidates = planned_candidates(fork, rows, self._load, self._prices, total)
-        known = {*self.left_out, *(candidate.scenario_id for candidate in self._runnable)}
+        known = {*self.left_out, *self.prospects}
         candidates = [candidate for candidate in candidates if candidate.scenario_id not in known]
         self.plans.append(plan)
         for row, fault in zip(rows, plan.faults, strict=True):
@@ -209,15 +225,16 @@ class SizeSearch(OpenedDeployments):
         faults: dict[str, list[dict[str, Any]]] = {}
         for fault in fork.table("deployment_faults").to_pylist():
             faults.setdefault(fault["deployment_id"], []).append(fault)
-        root_of, known = {family_of(root.candidate): root for root in roots}, dict[tuple, list[Prospect]]()
+        root_of, kin = {family_of(root.candidate): root for root in roots}, dict[tuple, list[Prospect]]()
         prospects = []
         for candidate in candidates:
             if candidate.scenario_id in trials.able:
                 search = RateSearch(trials, candidate.scenario_id, self._objectives, earlier)
                 family = family_of(candidate)
-                relatives = known.setdefault(family, []) if is_split(candidate.flags) else ()
-                prospects.append(Prospect(candidate, trials, search, root_of.get(family), relatives))
-                self._runnable.append(candidate)
+                same = (family, candidate.flags.get(BUDGET))
+                relatives = kin.setdefault(same, []) if is_split(candidate.flags) else []
+                prospects.append(Prospect(candidate, fork, plan, trials, search, root_of.get(family), relatives))
+                self.prospects[candidate.scenario_id] = prospects[-1]
             else:
                 faults_of_row = decisive(faults.get(candidate.deployment_id, []))
                 self.unsupported |= {fault["sentence"]: None for fault in faults_of_row if fault["fault"] == "engine"}
@@ -225,49 +242,47 @@ class SizeSearch(OpenedDeployments):
                 self.left_out[candidate.scenario_id] = LeftOut(candidate.flags, "; ".join(sentences))
         return prospects
 
-    def _least_cost(self, prospect: Prospect, rate: float) -> float:
-        """Return the least cost of a deployment with at most a rate: of one instance without a bound."""
-        return self._demand.least_cost(prospect.candidate, min(rate, 1e12))
-
     def _search(self, prospects: Sequence[Prospect], most: Callable[[Prospect], float]) -> None:
-        """Search deployments in the order of their least possible costs, while they may cost less than ``most``.
+        """Search deployments, the most promising first, while they may cost less than ``most``.
 
-        A bound taken from others is followed by the deployment's own, and this by simulations at the rate from which
-        it is cheaper than the best.
+        What others reach decides only when a deployment's turn comes. It is left out by a bound on its own rate, or by
+        simulations at the rate from which it is cheaper than the best.
         """
-        queue = [(self._least_cost(one, one.bound), one.candidate.scenario_id, one, False) for one in prospects]
+
+        def turn_of(prospect: Prospect) -> tuple[float, str, Prospect]:
+            cost = self.demand.least_cost(prospect.candidate, min(prospect.guess, NO_BOUND))
+            return cost, prospect.candidate.scenario_id, prospect
+
+        queue = [turn_of(prospect) for prospect in prospects]
         heapq.heapify(queue)
         try:
             while queue:
-                item = cost, name, prospect, own_bound = heapq.heappop(queue)
-                if not _is_less(cost, most(prospect)):
+                cost, _, prospect = item = heapq.heappop(queue)
+                if prospect.is_known and prospect.search.capacity.most <= 0.0:
+                    self._size(prospect, prospect.search.run(ROUGH))
+                elif not _is_less(self.least_cost(prospect), most(prospect)):
                     self._pass_over(prospect, DEARER, prospect.bound)
-                elif own_bound:
+                elif prospect.is_known:
                     self._examine(prospect, most(prospect))
-                elif not _is_less(cost, now := self._least_cost(prospect, prospect.bound)):
-                    if prospect.search.capacity.most <= 0.0:
-                        self._size(prospect, prospect.search.run(ROUGH))
-                    else:
-                        if isinstance(prospect.known, list):
-                            prospect.known.append(prospect)
-                        now = self._least_cost(prospect, prospect.bound)
-                        heapq.heappush(queue, (now, name, prospect, True))
-                else:  # relatives have become known since
-                    heapq.heappush(queue, (now, name, prospect, False))
+                else:
+                    if not _is_less(cost, turn_of(prospect)[0]):  # else relatives put others before it
+                        prospect.compute_capacity()
+                    heapq.heappush(queue, turn_of(prospect))
         except SearchEnded:
-            for cost, name, prospect, _ in [item, *queue]:
-                if name not in self.options and not _is_less(cost, self._lowest_cost()):
+            for _, name, prospect in [item, *queue]:
+                if name not in self.options and not _is_less(self.least_cost(prospect), self._lowest_cost()):
                     self._pass_over(prospect, DEARER, prospect.bound)
             raise
 
     def _examine(self, prospect: Prospect, most: float) -> None:
         """Search the rough rate of a deployment, unless short runs show that it does not cost less than ``most``."""
-        needed = 0.0 if math.isinf(most) else rate_below(self._demand.least_cost, prospect.candidate, most)
+        needed = 0.0 if math.isinf(most) else rate_below(self.demand.least_cost, prospect.candidate, most)
         if needed > 1e-6 and not prospect.search.may_keep(needed / DOUBT):
             self._pass_over(prospect, NOT_REACHED, needed)
             return
         try:
-            self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT if needed > 1e-6 else None))
+            is_near = needed / DOUBT > 0.5 * prospect.search.capacity.most
+            self._size(prospect, prospect.search.run(ROUGH, needed / DOUBT if is_near else None))
         except (SearchEnded, KeyboardInterrupt):
             if found := prospect.search.so_far(ROUGH):
                 self._size(prospect, found)
@@ -283,16 +298,16 @@ class SizeSearch(OpenedDeployments):
             return
         sized, before = Sized(prospect, rate), min(self.options.values(), key=lambda one: one.order, default=None)
         try:
-            evidence = evidence_of(*self.place_of(prospect.candidate), sized, self._objectives)
+            evidence = evidence_of(prospect.session, prospect.plan, sized, self._objectives)
         except KeyboardInterrupt:
             self.note_interrupt()
             evidence = UNKNOWN
-        option = option_of(sized, evidence, self._demand, lambda: self.weights_bytes(prospect.candidate))
+        option = option_of(sized, evidence, self.demand)
         self.left_out.pop(name, None)
         self.options[name] = option
         if before is None or (option.order < before.order and before.sized.candidate != prospect.candidate):
             self._report(f"best so far: {option}")
-        if self._stopped:
+        if self.is_stopped:
             raise KeyboardInterrupt
 
     def _pass_over(self, prospect: Prospect, reason: str, most_rate: float) -> None:
@@ -302,16 +317,29 @@ class SizeSearch(OpenedDeployments):
         name = prospect.candidate.scenario_id
         self.left_out[name] = LeftOut(prospect.candidate.flags, reason, None, prospect, below)
 
+    def check_hours(self, option: Option) -> dict[int, TriedRate]:
+        """Simulate the load of one instance in the cheapest and in the dearest hour of a day; return it by hour."""
+        self._work.most = self._work.spent + self._allowances[2]
+        hours, checked = sorted(option.hours, key=lambda hour: (hour.instances, hour.amount)), {}
+        round_up = math.ceil if option.sized.candidate.unit == "users" else float
+        with contextlib.suppress(SearchEnded, KeyboardInterrupt):
+            for hour in [one for one in (hours[0], hours[-1]) if one.amount] if hours else ():
+                load = round_up(hour.amount / hour.instances)
+                checked[hour.hour] = option.sized.prospect.search.tried_at(load, SURE)
+        return checked
+
     def _make_sure(self) -> None:
         """Search the best in full; then whatever its cost with that rate no longer leaves out."""
         while self.options:
-            best = min(self.options.values(), key=lambda option: option.order)
+            best = self.ranked()[0]
             if not self.is_sure(best.sized):
                 self._search_in_full(best)
             elif best.holds and (reopened := self.still_open()):
                 self._search(reopened, lambda _: self._lowest_cost())
-            elif nearly := self._cheaper_if_exact():
-                self._search_in_full(nearly[0])
+            elif self._varied_below < self._lowest_cost() < math.inf:
+                self._search_variants()
+            elif nearly := self.cheaper_if_exact():
+                self._search_if_cheaper(nearly[0])
             else:
                 return
 
@@ -322,15 +350,30 @@ class SizeSearch(OpenedDeployments):
         self._sure.add(option.sized.candidate.scenario_id)
         self._size(option.sized.prospect, rate)
 
-    def _cheaper_if_exact(self) -> list[Option]:
+    def _search_if_cheaper(self, option: Option) -> None:
+        """Search a rate in full, unless one long run shows that it does not reach that from which it is cheaper."""
+        candidate, search = option.sized.candidate, option.sized.prospect.search
+        most = self._lowest_cost() * SAME
+        needed = rate_below(self.demand.least_cost, candidate, most) / self._most_share(option)
+        if needed <= option.sized.highest.rate or search.tried_at(needed, SURE).verdict.keeps:
+            self._search_in_full(option)
+        else:
+            self._not_reached[candidate.scenario_id] = needed * (1.0 - 1e-6)
+
+    def _most_share(self, option: Option) -> float:
+        """Return the most that the share of a rough rate with the confidence may be."""
+        share = option.evidence.chances.share_for(self.demand.confidence)
+        return min(DOUBT * share / (1.0 - self.demand.margin), 1.0)
+
+    def cheaper_if_exact(self) -> list[Option]:
         """Return deployments whose rough rate may be so much too low that they cost clearly less than the best."""
-        most, spare = self._lowest_cost() * SAME, 1.0 - self._demand.margin
+        most = self._lowest_cost() * SAME
         found = []
         for option in self.options.values():
             if option.holds and option.evidence.chances and not self.is_sure(option.sized):
-                share = min(option.evidence.chances.share_for(self._demand.confidence) / spare, 1.0)
-                rate = DOUBT * share * option.sized.highest.rate
-                found.append((self._demand.least_cost(option.sized.candidate, rate), option.order, option))
+                not_reached = self._not_reached.get(option.sized.candidate.scenario_id, math.inf)
+                rate = min(DOUBT * option.sized.highest.rate, not_reached) * self._most_share(option)
+                found.append((self.demand.least_cost(option.sized.candidate, rate), option.order, option))
         return [option for cost, _, option in sorted(found, key=lambda item: item[:2]) if _is_less(cost, most)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelsight.number_format import interval, number, percent
 from kernelsight.scenario.flags import FLAGS, LOAD_FLAGS
@@ -17,28 +17,28 @@ from kernelsight.sizing.search import MEASURED, SizeSearch
 from kernelsight.sweeps.capacity import WAITS
 from kernelsight.sweeps.find_rate import statistic
 
+if TYPE_CHECKING:
+    from kernelsight.sweeps.rate_search import TriedRate
+
 # columns of every row, also where they have the engine's default
 ALWAYS = ("gpu", "tensor_parallel_size")
 # calls of each kernel to measure so as to decide between two deployments: a minute
 DECIDING_POINTS = 3
 # flags of a deployment that no row shows: they are the same in all
 BESIDE = ("model", "launch", "read_launch_files", "model_like", "architecture", "max_position_embeddings")
+ENDS = ("low", "high", "if_slow", "if_fast")
 SHORT = {
     "tensor_parallel_size": "TP",
     "data_parallel_size": "DP",
     "expert_parallel_size": "EP",
     "pipeline_parallel_size": "PP",
     "max_num_batched_tokens": "budget",
+    "max_cudagraph_capture_size": "graphs",
+    "prefill_replicas": "prefill",
+    "decode_replicas": "decode",
     "rate": "req/s",
-    "rate_low": "low",
-    "rate_high": "high",
     "probability": "sure",
-    "rate_if_slow": "if slow",
-    "rate_if_fast": "if fast",
-    "users_low": "low",
-    "users_high": "high",
-    "users_if_slow": "if slow",
-    "users_if_fast": "if fast",
+    **{f"{unit}_{end}": end.replace("_", " ") for unit in ("rate", "users") for end in ENDS},
     "instances": "inst.",
     "mean_instances": "mean inst.",
     "gpus": "GPUs",
@@ -115,10 +115,10 @@ def _probability(
 ) -> str:
     """Return the sentence on load and probability, and on a deployment that is cheaper but less probable to hold."""
     option = options[0]
-    goals = " and ".join(map(str, objectives))
+    goals, hold = " and ".join(map(str, objectives)), "hold" if len(objectives) > 1 else "holds"
     if option.probability is None:
-        return f"That is a load of {percent(option.load)}; how surely {goals} hold is not known: a gamble."
-    sentence = f"At that load of {percent(option.load)}, {goals} hold with {_share(option.probability)} probability"
+        return f"That is a load of {percent(option.load)}; how surely {goals} {hold} is not known: a gamble."
+    sentence = f"At that load of {percent(option.load)}, {goals} {hold} with {_share(option.probability)} probability"
     if not option.holds:
         slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
         return f"{sentence}{slow}: a gamble, as no deployment keeps them with {_share(demand.confidence)}."
@@ -136,7 +136,7 @@ def _share(probability: float) -> str:
 
 
 def _amount(option: Option) -> str:
-    return "rate" if option.sized.candidate.unit == "requests/s" else "number of users"
+    return "number of users" if option.sized.candidate.unit == "users" else "rate"
 
 
 def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
@@ -147,11 +147,24 @@ def _over_the_day(option: Option, row: Mapping[str, Any], day: Day) -> str:
     unscaled = HOURS * most * candidate.weight
     all_day = f"{number(unscaled, 3)} $" if candidate.price else f"{number(unscaled)} GPU-hours"
     if least == most or option.mean_instances >= most:
-        return f"Over the day ({day.source}) all {most} run: {all_day} a day; {option.start.sentence}."
+        run = "the instance runs" if most == 1 else f"all {most} run"
+        return f"Over the day ({day.source}) {run}: {all_day} a day; {option.start.sentence}."
     return (
         f"By the hour ({day.source}) {least} to {most} instances do: {cost} a day instead of {all_day} with all of "
         f"them all day; {option.start.sentence}."
     )
+
+
+def checked_hours(checked: Mapping[int, TriedRate], objectives: Sequence[Objective]) -> list[str]:
+    """Return the sentence on the simulated hours of a day: the statistics of the objectives; none: no day."""
+    said = []
+    for hour, tried in checked.items():
+        figures = ((objective, statistic(tried.trials, objective)) for objective in objectives)
+        values = " and ".join(
+            f"{str(one).partition(' of ')[0]} is {number(value, 3)} ms" for one, value in figures if value is not None
+        )
+        said.append(f"at {hour} h {values}{'' if tried.verdict.keeps else ', which does not keep the objectives'}")
+    return [f"Simulated, {'; '.join(said)}."] if said else []
 
 
 def what_decides(
@@ -218,17 +231,14 @@ def nearest_of(search: SizeSearch, objectives: Sequence[Objective]) -> str:
     if near:
         nearest = min(near, key=lambda failed: failed.miss)
         miss = f"{percent(nearest.miss - 1.0)} above: {_why(nearest)}"
-        return f"{_none(goals, tried)}; the nearest is {_place(nearest)}, {miss}."
+        return f"{_none(goals, tried)}; the nearest is {flags_place(nearest.flags)}, {miss}."
     failed = list(search.left_out.values())
     if not failed:
-        first = min(search.not_tried, key=lambda candidate: candidate.weight)
+        first = min((one.candidate for one in search.not_tried), key=lambda candidate: candidate.weight)
         return f"{_none(goals, tried)}: the search ended before the first, {flags_place(first.flags)}, was tried."
-    reasons = dict.fromkeys(f"{_place(one)}: {_why(one)}" for one in failed)
+    failed.sort(key=lambda one: one.reason == _why(one))  # what ran before what cannot
+    reasons = dict.fromkeys(f"{flags_place(one.flags)}: {_why(one)}" for one in failed)
     return f"{_none(goals, tried)}: {'; '.join(list(reasons)[:2])}."
-
-
-def _place(failed: LeftOut) -> str:
-    return flags_place(failed.flags)
 
 
 def flags_place(flags: Mapping[str, Any]) -> str:
@@ -245,14 +255,22 @@ def _why(failed: LeftOut) -> str:
     return failed.reason.removeprefix("no rate keeps the objectives: ")
 
 
-def unfinished(search: SizeSearch, still_open: int, effort: int) -> list[str]:
+def unfinished(search: SizeSearch, demand: Demand, effort: int) -> list[str]:
     """Return the sentences on a search that ended early: why, what is open, and how to go on; none: it is complete."""
-    count = len(search.not_tried)
     if search.is_complete:
         return []
-    parts = [f"{count} deployment{'s' * (count != 1)} not tried"] if count else []
-    parts += [f"{still_open} that may be cheaper not looked at again"] if still_open else []
-    parts = parts or ["the rate of the first was not searched in full"]
+    still_open = [*search.still_open(), *search.not_tried]
+    nearly = len(search.cheaper_if_exact())
+    parts = [f"{nearly} rough rates may be too low" if nearly else "the rate of the first was not searched in full"]
+    if still_open:
+        parts = [f"{len(still_open)} deployment{'s are' if len(still_open) > 1 else ' is'} open"]
+    if still_open and demand.total_gpus is None:
+        cost, unit = min(
+            (search.least_cost(one), "GPUs" if one.candidate.price is None else "$/h") for one in still_open
+        )
+        parts.append(
+            f"{'the cheapest of them' if len(still_open) > 1 else 'it'} costs {number(cost, 3)} {unit} at least"
+        )
     why = search.ended or "no deployment has the confidence"
     if search.is_stopped:
         more = (
@@ -260,4 +278,5 @@ def unfinished(search: SizeSearch, still_open: int, effort: int) -> list[str]:
         )
     else:
         more = f"--effort {effort + 1} goes on from here" if effort < MOST_EFFORT else "ask about fewer GPUs or values"
-    return [f"The search ended early: {why}; {', '.join(parts)}; {more}."]
+    said = "Not proven to be the cheapest" if search.options else "The search ended early"
+    return [f"{said}: {why}; {', '.join(parts)}; {more}."]

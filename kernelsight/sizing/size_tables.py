@@ -7,36 +7,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.python_nodes import produces, reads
+from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.measure.suite import FAMILIES
 from kernelsight.scenario.corrections import refuse_unused_corrections
-from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.launch.commands import engine_words, launch_command
 from kernelsight.scenario.launch.written import PORT
 from kernelsight.scenario.objectives import Objective
-from kernelsight.scenario.prices import read_prices
-from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
-from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, rows_of
 from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.deployment_rows import (
+    axis_rows,
+    confidence_rows,
     day_values,
     deployment_row,
-    flag_values,
     hour_rows,
-    left_out_row,
+    search_rows,
     statistic_rows,
 )
 from kernelsight.sizing.evidence import labels_of
 from kernelsight.sizing.option_findings import OptionFindings, findings_on
 from kernelsight.sizing.question import Question, question_of
 from kernelsight.sizing.search import SizeSearch
-from kernelsight.sizing.sentences import nearest_of, sentence_of, stated_flags, unfinished, what_decides
-from kernelsight.sweeps.steady import LEAST_REQUESTS
+from kernelsight.sizing.sentences import checked_hours, nearest_of, sentence_of, stated_flags, unfinished, what_decides
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
+    from kernelsight.sweeps.rate_search import TriedRate
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -47,16 +45,24 @@ Rows = dict[str, list[dict[str, Any]]]
 )
 @produces(
     *("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours"),
+    *("size_axes", "size_bounds", "size_simulations", "size_confidences"),
 )
 def size_tables(size_questions: pa.Table, *, fork: Callable[[], Session], report: Callable[[str], None]) -> Rows:
     """Search GPUs, parallel sizes and settings for the cheapest deployment of each question, at steady rates.
 
-    InvalidInput: a question cannot be answered.
+    InvalidInput: the first question cannot be answered; why another cannot is its answer.
     """
     tables: Rows = {name: [] for name in TABLES}
-    for row in size_questions.to_pylist():
-        with fork() as session:
-            answer = _answer_rows(session, question_of(row), report)
+    for number, row in enumerate(size_questions.to_pylist()):
+        question = question_of(row)
+        question.check()
+        try:
+            with fork() as session:
+                answer = _answer_rows(session, question, report)
+        except InvalidInput as fault:
+            if not number:
+                raise
+            answer = {"size_answers": [{"answer": str(fault), "complete": False, "launch": [], "unit": "requests/s"}]}
         for name, rows in answer.items():
             tables[name] += [{"question_id": row["question_id"], **answer_row} for answer_row in rows]
     return tables
@@ -67,79 +73,49 @@ TABLES = size_tables.produces
 
 def _answer_rows(session: Session, question: Question, report: Callable[[str], None]) -> Rows:
     """Answer one question, and return its rows by table."""
-    question.check()
-    demand = question.demand
-    search, rows = _open_search(session, question, demand, report)
+    search = SizeSearch(session, question, report)
     try:
-        options = search.run(rows, question.tune)
+        options = search.run()
         if question.correction is not None:
             correction_file = None if question.correction == "table" else Path(question.correction)
             refuse_unused_corrections(search.forks[0], correction_file)
         closer = [findings_on(search, option) for option in options[:2]]
-        return _rows(search, options, closer, question, demand, str(rows[0]["model"]))
+        return _rows(search, options, closer, search.check_hours(options[0]) if options else {})
     finally:
         search.close()
-
-
-def _open_search(
-    session: Session, question: Question, demand: Demand, report: Callable[[str], None]
-) -> tuple[SizeSearch, list[dict[str, Any]]]:
-    """Return the search of a question, and the rows of flags that it searches."""
-    gpus = [resolve_gpu(session, name) for name in question.gpus]
-    load, total = normalise(question.load), question.total_gpus
-    most_gpus = question.max_gpus if total is None else min(question.max_gpus, total)
-    prices = read_prices(session, question.prices or None)
-    rows = rows_of(session, question.deployment, list(dict.fromkeys(gpus)), most_gpus, question.search)
-    loop = {"request_rate": FIRST_RATE} if question.users is None else {"max_concurrency": FIRST_USERS}
-    search = SizeSearch(
-        session,
-        demand,
-        question.objectives,
-        {"num_prompts": LEAST_REQUESTS, **load, **loop},
-        prices,
-        report,
-        time_limit=question.time_limit_s,
-        most_gpus=most_gpus,
-        compared=[ALIASES.get(name, name) for name in question.search],
-        effort=question.effort,
-    )
-    return search, rows
 
 
 def _rows(
     search: SizeSearch,
     options: Sequence[Option],
     closer: Sequence[OptionFindings],
-    question: Question,
-    demand: Demand,
-    model: str,
+    checked: Mapping[int, TriedRate],
 ) -> Rows:
-    """Return the rows by table; ``closer``: of the first two options; ``model``: as the user named it."""
+    """Return the rows by table; ``closer``: of the first two options; ``checked``: simulated hours."""
+    question, demand, model = search.question, search.demand, str(search.rows[0]["model"])
     objectives = question.objectives
-    labels = labels_of(search, [option.sized for option in options])
-    sized = []
+    by_scenario = labels_of([option.sized for option in options])
+    labels = [by_scenario[option.sized.candidate.scenario_id] for option in options]
     limits = [findings.limit for findings in closer] + [None] * len(options)
-    for option, limit in zip(options, limits, strict=False):
-        candidate = option.sized.candidate
-        tier = {**search.tier_of(candidate), "tier": labels[candidate.scenario_id][0], "limit": limit}
-        sized.append(deployment_row(option, tier, search.is_sure(option.sized), demand))
-    still_open = {prospect.candidate.scenario_id for prospect in search.still_open()}
-    left_out = [left_out_row(failed, demand, still_open) for failed in search.left_out.values()]
-    not_tried = [{**flag_values(candidate.flags), "reason": None, "bound": None} for candidate in search.not_tried]
+    sized = [
+        deployment_row(option, label, limit, search.is_sure(option.sized), demand)
+        for option, label, limit in zip(options, labels, limits, strict=False)
+    ]
     measurable = [name for name, family in FAMILIES.items() if "gpus" not in family.sizes]
     day = bool(options and options[0].start)
     answer = {
         "answer": " ".join(
             [
                 _sentences(search, options, sized, closer, question.objectives, demand),
-                *unfinished(search, len(still_open), question.effort),
+                *checked_hours(checked, objectives),
+                *unfinished(search, demand, question.effort),
             ]
         ),
         "complete": search.is_complete,
         "decides": what_decides(options, closer, model, measurable),
         "cliff": closer[0].cliff if closer else None,
         "launch": _launch(search, options[0], model) if options else [],
-        "unit": "requests/s" if question.users is None else "users",
+        "unit": next(iter(search.prospects.values())).candidate.unit,
         **(day_values(options[0], demand) if day else {}),
     }
     return {
@@ -150,13 +126,14 @@ def _rows(
             for rank, option in enumerate(options, start=1)
             for row in statistic_rows(option, objectives)
         ],
-        "size_evidence": [
-            {"place": rank, **row}
-            for rank, option in enumerate(options, start=1)
-            for row in labels[option.sized.candidate.scenario_id][1]
-        ],
-        "unsized_deployments": [{"place": rank, **row} for rank, row in enumerate([*left_out, *not_tried], start=1)],
-        "size_hours": hour_rows(options[0], demand) if day else [],
+        "size_evidence": [{"place": rank, **row} for rank, label in enumerate(labels, start=1) for row in label.rows],
+        **{
+            name: [{"place": rank, **row} for rank, row in enumerate(rows, start=1)]
+            for name, rows in search_rows(search, demand).items()
+        },
+        "size_axes": axis_rows(search),
+        "size_confidences": confidence_rows(options, demand),
+        "size_hours": hour_rows(options[0], demand, checked) if day else [],
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.sizing.prospects import BUDGET, REPLICAS
@@ -21,13 +21,16 @@ MOST_REPLICAS = 7
 CHANGED = (*REPLICAS, BUDGET, "max_cudagraph_capture_size")
 
 
-def variants(roots: Sequence[Prospect], load: Mapping[str, Any], most_gpus: int) -> list[dict[str, Any]]:
-    """Return the rows of flags of all variants of deployments, of up to ``most_gpus`` GPUs an instance."""
+def variants(
+    roots: Sequence[Prospect], load: Mapping[str, Any], most_gpus: Callable[[Prospect], int]
+) -> list[dict[str, Any]]:
+    """Return the rows of flags of all variants of deployments; ``most_gpus``: of an instance of one's variants."""
     rows = []
     for root in roots:
         flags = {name: value for name, value in root.candidate.flags.items() if name not in load}
         settings = root.trials.settings(root.candidate.scenario_id)
-        if settings["scheduling"] == "static":
+        most = most_gpus(root) // root.candidate.gpu_count
+        if settings["scheduling"] == "static" or not most:
             continue
         budget, is_set = settings[BUDGET], BUDGET in flags
         tokens = [] if is_set else [each for each in STEP_TOKENS if each != budget]
@@ -36,7 +39,6 @@ def variants(roots: Sequence[Prospect], load: Mapping[str, Any], most_gpus: int)
             rows += [{**flags, **change} for _, change in wider_graphs(settings)]
         if any(name in flags for name in (*REPLICAS, "num_speculative_tokens")):
             continue
-        most = most_gpus // root.candidate.gpu_count
         for prefill, decode in itertools.product(range(1, MOST_REPLICAS + 1), repeat=2):
             if prefill + decode <= most:
                 split = {**flags, "prefill_replicas": prefill, "decode_replicas": decode}

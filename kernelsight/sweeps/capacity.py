@@ -46,12 +46,13 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     No higher rate keeps the objectives than the throughput of a closed loop whose decode steps take longer than the
     objective on TPOT, and no more users than its concurrency.
     """
-    (alone,) = trials.serve(scenario_id, ALONE, [0], request_rate=None, max_concurrency=1, **NO_PAUSES)
+    scenario = trials.scenario(scenario_id)
+    requests = max(ALONE, scenario["num_turns"] or 1)  # a whole conversation, whose last prompts are the longest
+    (alone,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=1, **NO_PAUSES)
     missed = _missed_alone(alone, objectives)
     if missed or alone.lost:
         return Capacity(alone, 0.0, missed)
     settings = trials.settings(scenario_id)
-    scenario = trials.scenario(scenario_id)
     seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
     longest_gap_ms = min(
         (objective.most_ms for objective in objectives if objective.metric == "tpot"), default=math.inf
@@ -60,10 +61,12 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
 
     def bound() -> Capacity:
         highest = CAUTION * max(best, throughput)
-        if scenario["request_rate"]:
-            return Capacity(alone, highest, None, max(best, throughput))
-        held = trials.requests_in_cache(scenario_id, tokens / (scenario["num_turns"] or 1))
-        in_flight = CAUTION * level if level < seats else _most_in_flight(seats, best, objectives, held)
+        if scenario["request_rate"]:  # of conversations, whose turns are requests
+            return Capacity(alone, highest / (scenario["num_turns"] or 1), None, max(best, throughput))
+        in_flight = CAUTION * level
+        if level >= seats:
+            held = trials.requests_in_cache(scenario_id, tokens / (scenario["num_turns"] or 1))
+            in_flight = _most_in_flight(seats, best, objectives, held, bool(scenario["decode_replicas"]))
         return Capacity(alone, in_flight + highest * pause_s(scenario), None, max(best, throughput))
 
     while True:
@@ -89,14 +92,18 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     return bound()
 
 
-def _most_in_flight(seats: int, throughput: float, objectives: Sequence[Objective], held: float) -> float:
+def _most_in_flight(seats: int, throughput: float, objectives: Sequence[Objective], held: float, split: bool) -> float:
     """Return the most requests in flight that can keep the objectives, where decode steps are fast enough at any batch.
 
     Beyond ``seats``, the most running requests, they wait until others finish, ``throughput`` a second. Without an
-    objective on waiting nobody is to wait: there are then at most as many as the KV cache holds, ``held``.
+    objective on waiting nobody is to wait: there are then at most as many as the KV cache holds, ``held``. ``split``:
+    behind prefill replicas the wait for a decode replica follows the first token; TTFT does not show it.
     """
     waits_s = [objective.most_ms / 1e3 for objective in objectives if objective.metric in WAITS]
-    return seats + 2.0 * throughput * min(waits_s) if waits_s else max(min(float(seats), held), 1.0)
+    seen = WAITS if not split else ("e2e", "tpot")
+    if not any(objective.metric in seen for objective in objectives):
+        seats = min(float(seats), held)
+    return max(seats + 2.0 * throughput * min(waits_s, default=0.0), 1.0)
 
 
 def pause_s(scenario: Mapping[str, Any]) -> float:

@@ -115,7 +115,7 @@ def seeds_for(requests: int, effort: Effort) -> int:
 class RateSearch:
     """The search of one scenario's highest rate; every rate is tried once for each effort.
 
-    ``earlier``: the cache of verdicts of earlier processes.
+    ``earlier``: the cache of verdicts of earlier processes. ``served``: all simulated loads.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class RateSearch:
         self._cache = earlier or TrialCache(None)
         self._tried: dict[tuple[float, Effort], TriedRate] = {}
         self._last: TriedRate | None = None
+        self.served: dict[tuple[float, int], TriedRate] = {}
         row = trials.scenario(scenario_id)
         self._closed = row["request_rate"] is None
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
@@ -180,27 +181,24 @@ class RateSearch:
             holds, broken = (middle, broken) if middle.verdict.keeps else (holds, middle)
         return holds, broken
 
-    def look(self, rate: float) -> float:
-        """Return the level at a rate by a first look, a short run: the worst latency over its objective."""
-        return self._serve(self._allowed(rate), int(1.3 * LEAST_REQUESTS), FIRST_SEEDS).verdict.level
-
     def may_keep(self, rate: float) -> bool:
         """Return whether a rate may keep the objectives: by the bound, a first look, and then a short steady run."""
         rate = self._allowed(rate)
-        return rate <= self.capacity.most and self.look(rate) <= LENIENT and self._try(rate, ROUGH).verdict.keeps
+        if rate > self.capacity.most:
+            return False
+        look = self._serve(rate, min(self._least_requests(ROUGH), LONGEST_LOOK), FIRST_SEEDS)
+        return look.verdict.level <= LENIENT and self._try(rate, ROUGH).verdict.keeps
 
-    def keeps(self, rate: float) -> bool:
-        """Return whether a rate keeps the objectives, tried as in a full search."""
-        return self._try(self._allowed(rate), FULL).verdict.keeps
+    def tried_at(self, rate: float, effort: Effort = FULL) -> TriedRate:
+        """Return a rate tried as in a search."""
+        return self._try(self._allowed(rate), effort, look=False)
 
     def _answer(self, holds: TriedRate | None, broken: TriedRate | None, effort: Effort) -> HighestRate:
         if holds is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
             return HighestRate(None, None, None, not drifts, 0, broken, broken, self.capacity)
-        low, high = (
-            self._end(holds, effort, side) if effort.ends else _near_end(holds, broken, side) for side in (-1, 1)
-        )
-        high = min(high, max(self._highest, holds.rate))
+        low, high = (self._end(holds, effort, side) if effort.ends else self._near_end(side) for side in (-1, 1))
+        low, high = min(low, holds.rate), max(min(high, self._highest, self.capacity.most), holds.rate)
         steady = holds.verdict.stays >= 0.95 * COUNTED
         return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
 
@@ -309,6 +307,7 @@ class RateSearch:
             judged = Judged(verdict, stay_ms, any(trial.lost for trial in trials))
             self._cache.put(*key, judged)
         self._last = TriedRate(rate, requests, seeds, judged, serve, trials)
+        self.served[rate, requests] = TriedRate(rate, requests, seeds, judged, serve)  # without its many latencies
         return self._last
 
     def _end(self, holds: TriedRate, effort: Effort, side: int) -> float:
@@ -327,6 +326,13 @@ class RateSearch:
                 return _crossing(*sorted((below, reached)))
             below, step = reached, step * 1.05
         return rate
+
+    def _near_end(self, side: int) -> float:
+        """Estimate an end of the range, as ``_end``, between the simulated rates on its two sides."""
+        points = {one.rate: (one.rate, _bound(one, side)) for one in self.served.values()}.values()
+        below = max((point for point in points if point[1] <= 1.0), default=(LOWEST_RATE, 0.0))
+        above = min((point for point in points if point[1] > 1.0 and point[0] > below[0]), default=below)
+        return _crossing(below, above)
 
     def _allowed(self, rate: float) -> float:
         """Return the nearest rate that can be simulated: users are a whole number, at least one, within the bound."""
@@ -368,16 +374,6 @@ def _bound(tried: TriedRate, side: int) -> float:
     """Return the pressure in the worst run of one seed (``side`` -1), or in the best (1); infinite with a drift."""
     bound = tried.verdict.worst if side < 0 else tried.verdict.best
     return math.inf if tried.verdict.drifts else bound
-
-
-def _near_end(holds: TriedRate, broken: TriedRate | None, side: int) -> float:
-    """Estimate an end of the range, as ``_end``, from two tried rates on logarithms; within a factor of two."""
-    near, far = ((tried.rate, _bound(tried, side)) for tried in (holds, broken or holds))
-    rises = math.isfinite(far[1]) and far[0] > near[0] and far[1] > near[1] > 0.0
-    # without a finite bound above, latencies are taken to rise in proportion to the rate
-    slope = math.log(far[1] / near[1]) / math.log(far[0] / near[0]) if rises else 1.0
-    rate = holds.rate * max(near[1], 1e-9) ** (-1.0 / max(slope, 1.0))
-    return min(max(rate, holds.rate / 2.0), holds.rate) if side < 0 else max(min(rate, 2.0 * holds.rate), holds.rate)
 
 
 def _between(holds: TriedRate, broken: TriedRate) -> float:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 # most requests of all seeds that one thread simulates: starting threads would take longer
 SHORT = 40_000
-# most drawn loads in the cache
-KEPT_LOADS = 24
+# most bytes of drawn loads in the cache; the last one is always there
+KEPT_BYTES = 2**28
 # seeds of trials are far from those that users set, so that a check with another seed is independent
 SEED_SPAN = 1_000_003
 
@@ -100,6 +100,12 @@ class Trials:
         """Return the row of ``deployment_settings`` of a scenario's decoding deployment."""
         return self._inputs.deployments[self._scenarios[scenario_id]["deployment_id"]]
 
+    def weights_bytes(self, scenario_id: str) -> float:
+        """Return the bytes of the weights that one decode replica of a scenario loads, on all of its GPUs."""
+        name = self._scenarios[scenario_id]["deployment_id"]
+        row = self._inputs.deployments[name]
+        return float(self._inputs.plans[name]["weights_bytes"] * row["tp"] * row["pp"] * row["dp"])
+
     def requests_in_cache(self, scenario_id: str, tokens: float) -> float:
         """Return how many requests of ``tokens`` the KV caches of a scenario's decoding engines hold at once."""
         scenario = self._scenarios[scenario_id]
@@ -158,8 +164,9 @@ class Trials:
         key = tuple(tuple((row | unit_rate)[name] for name in columns) for row in rows)
         if key not in self._drawn:
             drawn = _drawn_loads([{**row, **unit_rate} for row in rows])
-            while len(self._drawn) >= KEPT_LOADS:
-                self._drawn.pop(next(iter(self._drawn)))
+            loads = [drawn.load_requests, *(kept[0] for kept in self._drawn.values())]
+            while self._drawn and sum(load.nbytes for load in loads) > KEPT_BYTES:
+                loads.remove(self._drawn.pop(next(iter(self._drawn)))[0])
             spans = spans_of(drawn.load_requests["load_id"])
             waits = list(waits_of(*drawn, spans).values())
             self._drawn[key] = drawn.load_requests, waits, load_columns(drawn.load_requests), list(spans.values())

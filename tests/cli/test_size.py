@@ -16,11 +16,22 @@ LIMITS = ("--max-num-seqs", "16", "--max-model-len", "1k", "--max-num-batched-to
 ASKED = ("--rate", "30", "--slo", "ttft_p95:150", "tpot_p99.9:60")
 
 
-def test_the_page_begins_with_the_answer(command: Any) -> None:
-    page = command(*SIZE, *LIMITS, *ASKED, "--prices", "l4=0.7").out
-    lines = page.splitlines()
-    assert " × l4 at TP 1, " in lines[0] and " $/h, " in lines[0] and " $/M tokens; the limit is " in lines[0]
-    assert lines[2].split()[:5] == ["gpu", "TP", "req/s", "low", "high"]
+def test_the_page_begins_with_the_question_and_the_answer(command: Any) -> None:
+    page = command(*SIZE, *LIMITS, *ASKED, "--prices", "l4=0.7", "--what-if", "traffic=2").out
+    asked, goals, searched, answer, _, head, *lines = page.splitlines()
+    assert asked.startswith("asked: qwen3-0.6b, 30 requests/s; 300 prompt and 12 output tokens, max_model_len 1,000")
+    assert goals.strip() == "TTFT p95 of 150 ms and TPOT p99.9 of 60 ms with 90% probability; l4 0.7 $/h"
+    assert searched == "searched: TP 1"
+    assert " × l4 at TP 1, " in answer and " $/h, " in answer and " $/M tokens; the limit is " in answer
+    assert head.split()[:5] == ["gpu", "TP", "req/s", "low", "high"]
+    heads = [line for line in lines if line.endswith(":")]
+    assert heads == [
+        "cost against confidence:",
+        "not measured:",
+        "the cheapest rests on:",
+        "what would change it:",
+        "one instance:",
+    ]
     for words in ("not measured:", "  l4: ", "one instance:", "vllm serve Qwen/Qwen3-0.6B --max-model-len 1000 "):
         assert words in page
 
@@ -30,9 +41,12 @@ def test_json_csv_and_files(command: Any, tmp_path: Path) -> None:
     answer = command(*SIZE, *LIMITS, *ASKED, "--format", "json", "-o", path).json
     assert set(answer) == {
         *(
+            "question",
+            "axes",
             "answer",
             "chosen",
             "rows",
+            "confidences",
             "left_out",
             "complete",
             "not_tried",
@@ -86,8 +100,8 @@ def test_a_time_limit_answers_with_what_was_found(command: Any) -> None:
     assert answer["chosen"] is None and not answer["complete"] and len(answer["not_tried"]) == 1
     assert answer["answer"].startswith("No deployment that was tried keeps ")
     assert answer["answer"].endswith(
-        ": the search ended before the first, l4 at TP 1, was tried. The search ended early: its time limit of 0.001 s "
-        "is over; 1 deployment not tried; a longer --time-limit goes on from here."
+        ": the search ended before the first, l4 at TP 1, was tried. The search ended early: its time limit "
+        "of 0.001 s is over; 1 deployment is open, it costs 1 GPUs at least; a longer --time-limit goes on from here."
     )
 
 

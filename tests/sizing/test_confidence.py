@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from kernelsight.sizing.candidates import Candidate
 from kernelsight.sizing.daily import Day
 from kernelsight.sizing.decision import ANY_RATE, Demand
 from kernelsight.sizing.probability import Chances
-from kernelsight.sizing.prospects import LeftOut, bound_from_others, miss_of, rate_below
+from kernelsight.sizing.prospects import LeftOut, Prospect, miss_of, rate_below
 from kernelsight.sizing.sentences import nearest_of, unfinished
 from kernelsight.sweeps.capacity import Capacity
 from kernelsight.sweeps.rate_search import HighestRate
@@ -68,7 +69,7 @@ def test_what_was_left_out_against_a_cost_that_rises_is_looked_at_again_or_said_
     monkeypatch.setattr(search.SizeSearch, "_make_sure", with_a_dearer_best)
     goes_on = False
     found = session.size(**ASKED)
-    assert not found.complete and "1 that may be cheaper not looked at again" in found.answer
+    assert not found.complete and "; 1 deployment is open, it costs 2 GPUs at least; " in found.answer
     (row,) = found.left_out
     assert row["reason"].startswith("it may be cheaper") and row["bound"] < found.chosen["gpus"] == 9
     goes_on = True
@@ -111,8 +112,14 @@ def test_effort_doubles_what_may_be_simulated(session: Session, monkeypatch: pyt
             session.size(**ASKED, effort=effort)
 
 
-def found(**left_out: LeftOut) -> Any:
-    return SimpleNamespace(left_out=left_out, not_tried=[], ended=None, is_stopped=False, is_complete=False)
+def found(*not_tried: float, **left_out: LeftOut) -> Any:
+    return SimpleNamespace(
+        **{"left_out": left_out, "options": {"a": 1}, "ended": None, "is_stopped": False, "is_complete": False},
+        not_tried=[SimpleNamespace(candidate=CANDIDATE, cost=cost) for cost in not_tried],
+        still_open=list,
+        cheaper_if_exact=list,
+        least_cost=lambda one: one.cost,
+    )
 
 
 def test_the_nearest_is_one_that_misses_and_grown_latencies_are_no_miss() -> None:
@@ -135,37 +142,40 @@ def test_growing_latencies_are_no_miss_of_an_objective() -> None:
 def test_how_to_go_on() -> None:
     complete = found()
     complete.is_complete = True
-    assert unfinished(complete, 0, 1) == []
-    ended = found()
-    ended.ended, ended.not_tried = "its allowance of simulated requests is spent", [1, 2]
-    assert unfinished(ended, 3, 5)[0].endswith("; 2 deployments not tried, 3 that may be cheaper not looked at again; "
-                                               "ask about fewer GPUs or values.")  # fmt: skip
+    assert unfinished(complete, Demand(1.0), 1) == []
+    ended = found(7.5, 3.0)
+    ended.ended = "its allowance of simulated requests is spent"
+    said = unfinished(ended, Demand(1.0), 5)[0]
+    assert said == (
+        "Not proven to be the cheapest: its allowance of simulated requests is spent; 2 deployments are open, the "
+        "cheapest of them costs 3 $/h at least; ask about fewer GPUs or values."
+    )
+    # of a number of GPUs all cost the same
+    assert " is spent; 2 deployments are open; " in unfinished(ended, Demand(1.0, total_gpus=8), 5)[0]
     ended.ended, ended.is_stopped = "it was interrupted", True
-    assert unfinished(ended, 0, 1)[0].endswith("; the same command goes on from here.")
+    assert unfinished(ended, Demand(1.0), 1)[0].endswith("; the same command goes on from here.")
 
 
 def test_the_rates_of_prefill_and_decode_replicas_bound_every_ratio_of_them() -> None:
-    def split(prefill: int, decode: int, capacity: float, known: Any = (), **flags: int) -> Any:
-        replicas = {"prefill_replicas": prefill, "decode_replicas": decode, **flags}
-        searched = SimpleNamespace(capacity=SimpleNamespace(most=capacity))
-        return SimpleNamespace(
-            candidate=Candidate(replicas, "s", "d", {"l4": prefill + decode}, None), search=searched, known=known
-        )
+    known: list[Prospect] = []
 
-    trials = SimpleNamespace(settings=lambda _: {"graph_max_tokens": 512, "max_num_seqs": 256, "query_tokens": 1})
-    alone = SimpleNamespace(
-        candidate=CANDIDATE, trials=trials, search=SimpleNamespace(capacity=SimpleNamespace(most=6.0))
-    )
-    alone.candidate = CANDIDATE._replace(gpus={"l4": 1})
+    def split(prefill: int, decode: int, capacity: float | None = None, root: Prospect | None = None) -> Prospect:
+        replicas = {"prefill_replicas": prefill, "decode_replicas": decode}
+        searched: Any = SimpleNamespace(**({} if capacity is None else {"capacity": SimpleNamespace(most=capacity)}))
+        candidate = Candidate(replicas, "s", "d", {"l4": prefill + decode}, None)
+        nothing: Any = SimpleNamespace()
+        prospect = Prospect(candidate, nothing, nothing, nothing, searched, root, known)
+        if capacity is not None:
+            prospect.compute_capacity()
+        return prospect
+
+    root = split(1, 1)._replace(candidate=CANDIDATE._replace(gpus={"l4": 1}))
+    root.search.capacity = SimpleNamespace(most=6.0)  # type: ignore[misc,assignment]
+    variant = split(2, 1, root=root)
+    # nothing bounds it: it is tried where three GPUs reach three times as much as one
+    assert variant.bound == math.inf and variant.guess == 3 * 6.0
     # a prefill replica serves 2 a second, a decode replica 10
-    known = [split(1, 6, 2.0), split(6, 1, 10.0)]
-
-    def bound(prefill: int, decode: int, **flags: int) -> float:
-        variant = split(prefill, decode, 0.0, known, **flags)
-        variant.root = alone
-        return bound_from_others(variant)
-
-    assert bound(6, 1) == pytest.approx(1.1 * 10.0) and bound(5, 1) == pytest.approx(1.1 * 10.0)
-    assert bound(2, 1) == pytest.approx(1.1 * 4.0) and bound(2, 1, max_num_batched_tokens=4096) == pytest.approx(5.6)
-    known.clear()
-    assert bound(2, 1) == pytest.approx(3 * 6.0 * 1.4)
+    split(1, 6, 2.0), split(6, 1, 10.0)
+    assert split(6, 1).bound == split(5, 1).bound == pytest.approx(1.1 * 10.0)
+    assert variant.bound == variant.guess == pytest.approx(1.1 * 4.0)
+    assert split(2, 1, 3.0).bound == 3.0

@@ -52,6 +52,9 @@ def test_several_questions_are_answered_in_one_call(answered: Session) -> None:
     assert rated[:2] == ("0", "h100_sxm") and rated[3] == 500.0 and rated[5] is None
     assert total[:3] == ("1", "h100_sxm", 3) and priced[0] == "2" and priced[5] == 2.5
     assert all(row[4] for row in rows)
+    checked = answered.sql("select hour, ratio, keeps, instances from size_hours where keeps is not null").fetchall()
+    assert [row[2] for row in checked] == [True, True] and sorted(row[3] for row in checked) == [1, priced[2]]
+    assert all(0.0 < row[1] <= 1.0 for row in checked)
     days = answered.sql("select question_id, count(*), min(instances), max(instances) from size_hours group by all")
     ((question, hours, least, most),) = days.fetchall()
     assert (question, hours) == ("2", 24) and 1 <= least < most == priced[2]
@@ -133,7 +136,17 @@ def test_changes_of_a_question_are_answered_beside_it(answered: Session) -> None
     assert found.what_if[0]["answer"] == answered.size(rate=1000, **asked).answer
     rows = found.sql("select question_id, gpus from sized_deployments where place = 1 order by gpus").fetchall()
     assert len(rows) == 3 and found.table("size_answers").num_rows == 3
+    changes = ["kv_cache_dtype=fp8", "ttft_p95:1", "max_num_batched_tokens=none,traffic=2"]
+    changes += ["max_num_seqs=none", "model=qwen9"]
+    narrow, strict, wide, none, unknown = answered.size(rate=500, what_if=changes, **asked).what_if
+    assert unknown["rows"] == [] and unknown["answer"].startswith("unknown model 'qwen9'")
+    assert none["rows"] == [] and "max_num_batched_tokens 512 is less than max_num_seqs 1024" in none["answer"]
+    assert narrow["rows"][0]["kv_cache_dtype"] == "fp8" and "No deployment keeps TTFT p95 of 1 ms" in strict["answer"]
+    assert "max_num_batched_tokens" not in wide["rows"][0] and wide["rows"][0]["served"] == 1000.0
     for change, words in (
+        ("max_num_seqs=many", "give a whole number"),
+        ("ttft_p95:soon", "soon"),
+        ("request_rate=3", "request_rate"),
         ("trafic=2", "trafic"),
         ("users=2", "changes what the question does not state"),
         ("prompt=0", "what_if prompt"),
@@ -142,3 +155,29 @@ def test_changes_of_a_question_are_answered_beside_it(answered: Session) -> None
     ):
         with pytest.raises(InvalidInput, match=words):
             answered.size(rate=500, what_if=change, **asked)
+
+
+def test_a_search_opens_to_its_axes_bounds_simulations_and_confidences(session: Session) -> None:
+    gpus = {"gpus": "h100_sxm,l4", "prices": "h100_sxm=2.5,l4=0.7", "max_gpus": 2}
+    found = session.size(rate=200, slo=SLO, **gpus, **FLAGS | {"max_num_batched_tokens": None}, **LOAD)
+    bounds, simulated = (found.table(name).to_pylist() for name in ("size_bounds", "size_simulations"))
+    assert found.axes["gpu"] == ["h100_sxm", "l4"] and found.axes["tensor_parallel_size"] == ["1", "2"]
+    assert found.axes["max_num_batched_tokens"][:2] == ["default", "1024"] and "1" in found.axes["decode_replicas"]
+    key = ("gpu", "tensor_parallel_size", "flags")
+    by_deployment = {tuple(row[name] for name in key): row for row in bounds}
+    assert len(by_deployment) == len(bounds) and found.complete
+    # no load that was simulated and holds is above the bound, and no row of the answer
+    assert all(
+        row["load"] <= by_deployment[tuple(row[name] for name in key)]["most_load"] for row in simulated if row["keeps"]
+    )
+    for row in found.table("sized_deployments").to_pylist():
+        bound = by_deployment[tuple(row[name] for name in key)]
+        assert row["rate"] <= bound["most_load"] and bound["rests_on"] == "its own closed loops"
+        assert row["price_per_hour"] >= bound["least_cost"] and row["rate_high"] <= max(bound["most_load"], row["rate"])
+    # complete: what has no rate costs as much at least, by a bound of its own or of other numbers of its replicas
+    assert all(row["bound"] >= found.chosen["price_per_hour"] for row in found.left_out if row["bound"])
+    # more confidence costs more; at the confidence asked it is the answer
+    costs = [(row["confidence"], row["price_per_hour"]) for row in found.confidences]
+    assert costs == sorted(costs) and [cost for _, cost in costs] == sorted(cost for _, cost in costs)
+    assert (0.9, found.chosen["price_per_hour"]) in costs and len(costs) >= 5
+    assert found.question["slo"][0]["most_ms"] == SLO[found.question["slo"][0]["statistic"]]

@@ -33,7 +33,7 @@ def said(chosen: Option) -> str:
 def test_what_fails_where_kernels_are_slow_is_called_a_gamble() -> None:
     assert "gamble" not in said(option("l4", 1.0, 4.0, 0.95, True))
     assert said(option("l4", 1.0, 0.0, 0.95, True)).endswith(
-        "hold with 95% probability, a gamble: if kernels and host are slow, no rate keeps them."
+        "holds with 95% probability, a gamble: if kernels and host are slow, no rate keeps them."
     )
     unsure = said(option("l4", 1.0, 0.0, 0.4, False))
     assert "at no rate: a gamble, as no deployment keeps them with 90%." in unsure

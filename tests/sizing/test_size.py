@@ -121,13 +121,20 @@ def test_requests_per_day_are_a_rate(session: Session) -> None:
 @pytest.mark.whole
 def test_other_sizes_of_a_step_are_tried(session: Session) -> None:
     flags = {"gpus": ["h100_sxm"], "max_gpus": 1, "max_num_batched_tokens": None, "prices": PRICES}
-    own = size(session, rate=1.0, **flags).chosen["rate"]
-    # an instance less would do if another size of a step gave a little more
-    found = size(session, rate=1.02 * own, tune=True, **flags)
-    tried = {row.get("max_num_batched_tokens") for row in [*found.rows, *found.left_out]}
-    assert tried == {None, 1024, 2048, 4096, 16384}
-    dear = [row for row in found.left_out if row.get("max_num_batched_tokens")]
-    assert all("cheaper than another" in row["reason"] or "dearer" in row["reason"] for row in dear)
+    name, sizes = "max_num_batched_tokens", [None, 1024, 2048, 4096, 16384]
+    grid = [{**FLAGS, **LOAD, "gpu": "h100_sxm", name: each} for each in sizes]
+    rate_of = dict(zip(sizes, session.find_rates(grid, SLO)["max_request_rate"].to_pylist(), strict=True))
+    # five instances at the highest rate of all, more at the others
+    first = max(rate_of.values())
+    asked = 4.5 * first
+    found = size(session, rate=asked, tune=True, confidence=0.5, **flags)
+    assert sorted(str(row.get(name)) for row in [*found.rows, *found.left_out]) == sorted(map(str, sizes))
+    needed = {each: math.ceil(asked / rate) for each, rate in rate_of.items()}
+    assert found.complete and found.chosen["instances"] == min(needed.values())
+    for row in found.left_out:  # each for its cost, and rightly so: a rate is found to 2 %
+        assert "cheaper than another" in row["reason"] or "dearer" in row["reason"]
+        assert math.ceil(0.98 * asked / rate_of[row.get(name)]) >= found.chosen["instances"]
+        assert row["bound"] >= found.chosen["price_per_hour"]
 
 
 @pytest.mark.whole
@@ -419,9 +426,11 @@ def test_a_search_that_ends_early_answers_with_the_best_so_far(
     # what is not tried is left out where its bound is above the cost of the best
     assert found.chosen is not None and found.complete is (stop == "work" and not found.not_tried)
     assert (found.chosen["search"] == "full") is (stop == "work")
-    assert ("The search ended early: " in found.answer) is not found.complete
+    assert ("Not proven to be the cheapest: " in found.answer) is not found.complete
     if found.not_tried:
-        assert f"; {len(found.not_tried)} deployment" in found.answer
+        count, least = len(found.not_tried), min(row["bound"] for row in found.not_tried)
+        assert f"; {count} deployment{'s are' if count > 1 else ' is'} open, " in found.answer
+        assert f" costs {least:.3g} $/h at least" in found.answer
     for row in found.left_out:
         assert row["bound"] >= found.chosen["price_per_hour"]
     shown = {(row["gpu"], row["tensor_parallel_size"]) for row in [*found.rows, *found.left_out, *found.not_tried]}
@@ -439,7 +448,7 @@ def test_ctrl_c_after_the_search_keeps_its_answer(
 
     monkeypatch.setattr(place, interrupted)
     found = size(session, rate=60.0, gpus=["h100_sxm"], max_gpus=1, prices=PRICES)
-    assert found.chosen["rate"] > 0.0 and "The search ended early: it was interrupted" in found.answer
+    assert found.chosen["rate"] > 0.0 and "Not proven to be the cheapest: it was interrupted" in found.answer
     assert "None" not in found.answer
 
 

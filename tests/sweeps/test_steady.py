@@ -148,16 +148,16 @@ def test_no_look_is_at_less_than_one_user(monkeypatch: pytest.MonkeyPatch) -> No
 
     def serve(search: RateSearch, rate: float, *_: int) -> SimpleNamespace:
         users.append(rate)
-        return SimpleNamespace(verdict=SimpleNamespace(level=1.0))
+        return SimpleNamespace(verdict=SimpleNamespace(level=2.0))
 
     monkeypatch.setattr(RateSearch, "_serve", serve)
     search = RateSearch(OneServer(1), "s", [P99])
     search._closed, search.__dict__["capacity"] = True, Capacity(None, 7.9, None)
     for asked in (0.0446, 0.0, 3.4, 99.0):
-        search.look(asked)
+        search.may_keep(asked)
     assert users == [1.0, 1.0, 3.0, 7.0]
     search._closed = False
-    search.look(1e-9)
+    search.may_keep(1e-9)
     assert users[-1] == LOWEST_RATE
 
 
