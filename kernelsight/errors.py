@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -105,6 +105,25 @@ def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
     containing = [n for n in names if name and (name.lower() in n.lower() or n.lower() in name.lower())]
     beginning = [n for n in close if n.lower().startswith(name.lower())]
     return list(dict.fromkeys(beginning + close + containing))[:limit]
+
+
+def fields_found(names: Collection[str], known: Iterable[str]) -> str:
+    """Return how many fields a file of no known format has, and which of them resemble known ones.
+
+    >>> fields_found(["arrival_at", "hunter2"], ["arrival_s"]), fields_found(["hunter2"], ["arrival_s"])
+    ("2 fields: 'arrival_at'", '1 field: none with the name of a known one')
+    """
+    found = ", ".join(map(repr, familiar(names, known))) or "none with the name of a known one"
+    return f"{len(names)} field{'s' * (len(names) > 1)}: {found}"
+
+
+def name_shown(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a name of a file that resembles a known one, else ``otherwise``.
+
+    >>> name_shown("gpus", ["gpu"], "one of its names"), name_shown("hunter2", ["gpu"], "one of its names")
+    ('gpus', 'one of its names')
+    """
+    return next(iter(familiar([name], known)), otherwise)
 
 
 def familiar(names: Iterable[str], known: Iterable[str]) -> list[str]:

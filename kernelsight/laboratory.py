@@ -7,13 +7,13 @@ laboratory are registered by name where they are requested; an installed package
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kernelsight.dataflow.locations import checkout
 from kernelsight.errors import InvalidInput
+from kernelsight.files.own import own_json, own_text
 
 # options that the laboratory adds to verbs, with their values in a package that lacks it
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def options(verb: str) -> list[dict[str, Any]]:
     """Return the options that the laboratory adds to a verb, as its ``cli/options.json`` declares them; else none."""
     if not is_here():
         return []
-    return json.loads((Path(__path__[0]) / "cli" / "options.json").read_text(encoding="utf-8")).get(verb, [])
+    return own_json(own_text(Path(__path__[0]) / "cli" / "options.json")).get(verb, [])
 
 
 def check(requested: str) -> None:

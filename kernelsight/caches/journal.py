@@ -7,6 +7,7 @@ belong to. Reading ends at the first line that is truncated or damaged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -18,6 +19,7 @@ from kernelsight.caches.durable import draft_of
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_bytes
 from kernelsight.files.budget import ROWS
+from kernelsight.files.own import own_json
 
 SUFFIX = ".journal"
 
@@ -109,8 +111,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     checksum, _, text = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
         return None
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
+    with contextlib.suppress(ValueError, RecursionError):
+        record = own_json(text)
+        return record if isinstance(record, dict) else None
+    return None

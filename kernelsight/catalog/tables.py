@@ -13,6 +13,7 @@ from kernelsight.caches.disk_cache import cached_for_program, program_digest
 from kernelsight.dataflow.contract import Contract, conform, load_contracts
 from kernelsight.dataflow.locations import folder
 from kernelsight.errors import ContractBroken
+from kernelsight.files.own import own_text
 
 _FOLDER = Path(__file__).resolve().parent
 
@@ -61,7 +62,7 @@ def catalogue_yaml(name: str) -> Any:
     """Return the document of a YAML file of the catalogue."""
     from kernelsight.files.bounded_values import parse_yaml
 
-    text = (_FOLDER / f"{name}.yaml").read_text("utf-8")
+    text = own_text(_FOLDER / f"{name}.yaml")
     return cached_for_program(program(), f"{name}.yaml", lambda: parse_yaml(text, ContractBroken)[0])
 
 
@@ -101,8 +102,8 @@ def renamed(table: pa.Table, former: Mapping[str, str]) -> pa.Table:
     >>> renamed(pa.table({"old": [1]}), {"old": "new"}).column_names
     ['new']
     """
-    names = table.column_names
-    return table.rename_columns([former[name] if former.get(name, name) not in names else name for name in names])
+    names, present = table.column_names, set(table.column_names)
+    return table.rename_columns([former[name] if former.get(name, name) not in present else name for name in names])
 
 
 def _implementations() -> pa.Table:

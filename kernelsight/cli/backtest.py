@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from kernelsight.evaluation.runs.backtests import TABLES, check_options, flat_ro
 from kernelsight.evaluation.runs.measured_runs import read_runs
 from kernelsight.evaluation.runs.plots import backtest_figures
 from kernelsight.evaluation.runs.run_scores import GROUP, METRICS
+from kernelsight.files.own import own_json
 from kernelsight.number_format import deviation, percent
 from kernelsight.present.output import PAGE_ENDINGS, as_csv, as_json, check_ending, note, write_table, write_text
 from kernelsight.present.page import Figure, Page, Table
@@ -157,8 +157,8 @@ def run(arguments: Any) -> None:
         session.give("measured_runs", runs.table, trusted=True)
         session.give("backtests", [question])
         session.compute(*TABLES)
-        answer = json.loads(session.table("backtest_reports")["report"][0].as_py())
-        rows = [json.loads(text) for text in session.table("replayed_runs")["run"].to_pylist()]
+        answer = own_json(session.table("backtest_reports")["report"][0].as_py())
+        rows = [own_json(text) for text in session.table("replayed_runs")["run"].to_pylist()]
         if target and target.suffix == ".duckdb":
             session.save(target, [*sorted(session.given()), *TABLES])
     if plots:

@@ -8,7 +8,6 @@ stand below the heading of those before them. A verb with neither options nor mo
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -18,10 +17,11 @@ from typing import Any, NoReturn, cast
 from kernelsight import laboratory
 from kernelsight.escape import visible
 from kernelsight.files.numbers import read_number
+from kernelsight.files.own import own_json, own_text
 from kernelsight.scenario.flag import Flag, flag_of, options_of
 from kernelsight.version import VERSION
 
-_DECLARED = json.loads((Path(__file__).parent / "verbs.json").read_text(encoding="utf-8"))
+_DECLARED = own_json(own_text(Path(__file__).parent / "verbs.json"))
 VERBS: dict[str, dict[str, Any]] = _DECLARED["verbs"]
 FORMATS = ("table", "json", "csv")
 # tables whose options are checked where scenarios are planned, as those of a grid are

@@ -189,18 +189,13 @@ class Watch:
         return windows
 
     def _keep(self, appended_part: Appended, path: Path) -> list[str]:
-        """Keep the requests in appended lines, count the lines that are none; return a note on each kind of them."""
+        """Keep the requests in appended lines, count the lines that are none; return a note on them."""
         frames, unused = requests_of(appended_part, path, self.log_format, self.columns)
         for requests in frames:
             self.state.kept = with_requests(self.state.kept, requests)
-        self.state.totals["refused"] += sum(lines.count for lines in unused)
-        notes = [
-            f"{path}: not used: {lines.count:,} line{'s' if lines.count > 1 else ''}, first {lines.place}: "
-            f"{lines.reason.rstrip('.')}"
-            for lines in unused[:MOST_NOTES]
-        ]
-        left = sum(lines.count for lines in unused[MOST_NOTES:])
-        return [*notes, f"{path}: not used: {left:,} more lines"] if left else notes
+        self.state.totals["refused"] += unused.rows
+        kept = sum(requests.height for requests in frames)
+        return [f"{path}: {unused.sentence(kept, 'lines')}"] if unused.rows else []
 
     def _windows(self, notes: list[str]) -> list[Window]:
         """Return a window of the requests that can be compared now; without any, a window of notes alone."""

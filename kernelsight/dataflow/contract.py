@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,11 @@ import pyarrow as pa
 from kernelsight.dataflow.databases import literal, quote
 from kernelsight.dataflow.types import Column, duckdb_type
 from kernelsight.dataflow.violations import cast_column, check_faults, duplicate_fault, value_fault
-from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, nearest
+from kernelsight.errors import InvalidInput, breaks_contract, mixed_column, name_shown, nearest
+from kernelsight.files.own import own_json, own_text
 
+# unknown columns that an error names
+MOST_NAMES = 20
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 # what a column that is like another one takes from it
 _INHERITED = ("name", "type", "unit", "doc")
@@ -60,7 +62,7 @@ def load_contracts(folder: Path) -> dict[str, Contract]:
     ['gpu']
     """
     files = sorted(path for path in folder.glob("*.json") if path.name != "table.schema.json")
-    declarations = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+    declarations = {path.stem: own_json(own_text(path)) for path in files}
     for declaration in declarations.values():
         declaration["columns"] = [_complete(column, declarations) for column in declaration.get("columns", ())]
     return {
@@ -234,13 +236,21 @@ def _name_faults(occurrences: Mapping[str, int], contract: Contract) -> list[str
     """Return the violations in the column names: duplicate, missing or unknown."""
     known = contract.column_names
     duplicates = sorted(name for name, times in occurrences.items() if times > 1)
-    faults = [f"column {name} occurs {occurrences[name]} times" for name in duplicates]
     missing = [column.name for column in contract.columns if column.name not in occurrences and not column.nullable]
+    others = sorted(set(occurrences) - set(known))
+
+    def shown(name: str) -> str:
+        # the names of a file that is something else are its content
+        return name_shown(name, known, "of another name") if len(missing) > 2 else name
+
+    faults = [f"column {shown(name)} occurs {occurrences[name]} times" for name in duplicates[:MOST_NAMES]]
     if missing:
         faults.append(f"missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    for name in sorted(set(occurrences) - set(known)):
-        close = nearest(name, known, limit=1)
-        faults.append(f"unknown column {name}" + (f" (nearest: {close[0]})" if close else ""))
+    for name in others[:MOST_NAMES]:
+        close = nearest(name, known, limit=1) if shown(name) == name else None
+        faults.append(f"unknown column {shown(name)}" + (f" (nearest: {close[0]})" if close else ""))
+    if len(others) > MOST_NAMES:
+        faults.append(f"{len(others) - MOST_NAMES:,} more unknown columns")
     return faults
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelsight.errors import KernelSightError
+from kernelsight.files.own import own_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -106,7 +107,7 @@ def read_macros(sql_folder: Path) -> str:
     >>> "create macro gemm_flops(" in read_macros(folder("sql"))
     True
     """
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((sql_folder / MACROS).glob("*.sql")))
+    return "\n".join(own_text(path) for path in sorted((sql_folder / MACROS).glob("*.sql")))
 
 
 class Database:

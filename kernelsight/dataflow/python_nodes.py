@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelsight.files.own import own_text
+
 # a decorated function in the source of a module: parsing whole modules would take five times as long
 DECORATED = re.compile(r"^(?:@.*\n(?:[ )].*\n)*)+def .*\n(?:(?:[ )].*)?\n)*", re.MULTILINE)
 MARKS = ("\n@produces(", "\n@for_each(")
@@ -96,7 +98,7 @@ def sources_with_nodes(package: str) -> Iterator[tuple[str, Path, list[ast.Funct
         for path in sorted(folder.rglob("*.py")):
             paths[".".join([package, *path.relative_to(folder).with_suffix("").parts])] = path
     for module, path in paths.items():
-        text = path.read_text(encoding="utf-8")
+        text = own_text(path)
         if any(mark in text for mark in MARKS):
             tree = ast.parse("".join(DECORATED.findall(text)), filename=str(path))
             yield module, path, [item for item in tree.body if isinstance(item, ast.FunctionDef)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kernelsight.caches.disk_cache import library_stamp, read_cached, write_cached
 from kernelsight.dataflow.databases import MACROS, private_cursor
+from kernelsight.files.own import own_bytes, own_json, own_text
 
 # query nodes of the parser's tree that only read; any other, such as COPY in a CTE, changes something
 _READING = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -42,7 +43,7 @@ def parse_query(text: str) -> Query | str:
     'syntax error at or near "selct"'
     """
     answer = private_cursor().execute("select json_serialize_sql(?::varchar)", [text]).fetchall()[0][0]
-    tree = json.loads(answer)
+    tree = own_json(answer)
     if tree["error"]:
         return tree["error_message"].splitlines()[0]
     nodes = list(_objects(tree))
@@ -60,7 +61,7 @@ def parse_query(text: str) -> Query | str:
 
 def parse_node(text: str) -> Query | str:
     """Parse a query as ``parse_query`` does, by the on-disk cache where the same parser has parsed it before."""
-    sources = (Path(__file__).read_bytes(), library_stamp("duckdb").encode(), text.encode())
+    sources = (own_bytes(__file__), library_stamp("duckdb").encode(), text.encode())
     key = hashlib.sha256(b"\0".join(sources)).hexdigest()
     if (parsed := read_cached(key, _read_query)) is not None:
         return parsed
@@ -71,7 +72,7 @@ def parse_node(text: str) -> Query | str:
 
 
 def _read_query(content: bytes) -> Query:
-    fields = json.loads(content)
+    fields = own_json(content)
     return Query(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
@@ -107,7 +108,7 @@ def read_sql_node(path: Path, union_of: Callable[[str], str | None]) -> tuple[st
     ``union_of``: returns the query that a name such as ``family_calls`` stands for, which is then put before the text
     as a CTE. A test holds every file against what a node may be: one SELECT of tables, without PIVOT.
     """
-    text = path.read_text(encoding="utf-8")
+    text = own_text(path)
     doc = text.partition("\n")[0].removeprefix("-- ").strip()
     query = parse_node(text)
     assert isinstance(query, Query), f"{path}: {query}"

@@ -26,6 +26,7 @@ from typing import Any
 from kernelsight.caches.durable import reason
 from kernelsight.dataflow.signals import ENDING, blocked, handle
 from kernelsight.errors import RunFailed
+from kernelsight.files.own import own_bytes
 
 # after which a signal that ended neither the task nor the process is sent again: what cleans up has this long
 AGAIN_S = 5.0
@@ -70,7 +71,7 @@ class Kept:
 
 
 def _received(path: str) -> Any:
-    content = Path(path).read_bytes()
+    content = own_bytes(path)
     os.unlink(path)
     return pickle.loads(content)
 

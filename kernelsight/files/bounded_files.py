@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from kernelsight.files.budget import LOG, ROWS, SETTINGS, WHOLE, Budget
+from kernelsight.files.budget import LOG, SETTINGS, WHOLE, Budget
 from kernelsight.number_format import number
 
 Refuse = Callable[[str], Exception]
@@ -24,6 +24,8 @@ Refuse = Callable[[str], Exception]
 PIPED_BYTES = 1 << 30
 # a compressed file may unpack to FREE_UNPACKED bytes, or MOST_RATIO times its size: logs and traces stay below 40 times
 FREE_UNPACKED, MOST_RATIO = 1 << 24, 100
+# a packed table to these, or MOST_RATIO times its size
+FREE_TABLE = 1 << 28
 PIECE_BYTES = 1 << 16
 TOO_MUCH_MEMORY = "does not fit into the memory of this machine"
 # folders below which untrusted files are read; empty: anywhere
@@ -209,12 +211,12 @@ def unpacked_file(path: Path, refuse: Refuse) -> Iterator[bytes]:
 
 
 def most_of_table(size: int) -> int:
-    """Return the bytes that a packed table may unpack to: those of any that is read whole, more if it is large itself.
+    """Return the bytes that a packed table may unpack to: FREE_TABLE, more if it is large itself.
 
     >>> most_of_table(25_000), most_of_table(50_000_000), most_of_table(1 << 40)
-    (1073741824, 5000000000, 8589934592)
+    (268435456, 5000000000, 8589934592)
     """
-    return max(ROWS.bytes, min(MOST_RATIO * size, WHOLE.bytes))
+    return max(FREE_TABLE, min(MOST_RATIO * size, WHOLE.bytes))
 
 
 def too_many_rows(rows: int, unpacked: int, most: int, than: str = "") -> str:

@@ -6,12 +6,13 @@ An alias of YAML counts at each use.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kernelsight.files.bounded_files import TOO_MUCH_MEMORY, Refuse, read_text
@@ -24,6 +25,7 @@ TEXT_OF_A_VALUE = 100
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
 # how a YAML parser quotes an unknown tag or alias, which may be a password that begins with & or *
 _UNKNOWN = re.compile(r"\b(tag|alias|tag handle|duplicate anchor) ['\"].*", re.DOTALL)
+_REASONS = {RecursionError: "it nests too deep", MemoryError: TOO_MUCH_MEMORY}
 _NUMERIC = re.compile(r"[-+]?[0-9.][-+0-9a-fA-FxX_.:]*")
 
 
@@ -57,6 +59,35 @@ def parse_json(text: str, refuse: Refuse, budget: Budget = SETTINGS) -> Any:
         raise refuse(f"is not JSON ({problem if is_repeated else 'a number has thousands of digits'})") from None
     _check_levels(value, budget, refuse)
     return value
+
+
+def json_values(text: str, position: int = 0, between: str = " \t\r\n") -> Iterator[tuple[Any, int]]:
+    """Yield (value, position after it) of the JSON values in a text, which characters of ``between`` may separate.
+
+    JSONDecodeError: what stands at its position is none.
+
+    >>> list(json_values('{"a": 1} [2]'))
+    [({'a': 1}, 8), ([2], 12)]
+    """
+    decoder, blank = json.JSONDecoder(), re.compile(f"[{between}]*")
+    while (position := blank.match(text, position).end()) < len(text):  # type: ignore[union-attr]
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError, MemoryError) as problem:
+            reason = _REASONS.get(type(problem)) or getattr(problem, "msg", "a number has thousands of digits")
+            raise json.JSONDecodeError(reason, text, getattr(problem, "pos", position)) from None
+        yield value, position
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text, such as a line, is one JSON object.
+
+    >>> is_object("{}"), is_object("[]"), is_object("{} {}"), is_object("")
+    (True, False, False, False)
+    """
+    with contextlib.suppress(json.JSONDecodeError):
+        return [type(value) for value, _ in json_values(text)] == [dict]
+    return False
 
 
 def parse_toml(text: str, refuse: Refuse, budget: Budget = MANIFEST) -> dict[str, Any]:

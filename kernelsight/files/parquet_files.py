@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-# rows that are unpacked at once; of lists of texts, which may repeat a long one
-BATCH_ROWS, NESTED_ROWS = 1 << 16, 1 << 10
-# bytes of a value by physical type; those of BYTE_ARRAY are counted
+# rows that are unpacked at once
+BATCH_ROWS = 1 << 16
+# bytes of a value by physical type; those of BYTE_ARRAY are counted, and narrow ones as the numbers that they become
+NUMBER_BYTES = 8
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
@@ -123,11 +124,9 @@ def _bounded(
     doubtful = known + sum(texts.values()) > most
     if only_doubtful and not doubtful:
         return schema, iter(())
-    encoded = [name for name in texts if doubtful and _is_text(schema.field(name).type)]
-    rows = NESTED_ROWS if doubtful and len(encoded) < len(texts) else BATCH_ROWS
-    if encoded:
-        file = pq.ParquetFile(source, read_dictionary=encoded)
-    return schema, _counted(file.iter_batches(rows, columns=names), schema, most, refuse)
+    if doubtful and texts:
+        file = pq.ParquetFile(source, read_dictionary=list(texts))
+    return schema, _counted(file.iter_batches(BATCH_ROWS, columns=names), schema, most, refuse)
 
 
 def _counted(
@@ -135,17 +134,11 @@ def _counted(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with their texts decoded, and count their bytes before that."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     total = rows = 0
     for batch in batches:
         rows += batch.num_rows
-        for column in batch.columns:
-            if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
-                lengths = pc.fill_null(pc.take(pc.binary_length(column.dictionary), column.indices), 0)
-                total += (pc.sum(lengths).as_py() or 0) + 4 * len(column)
-            else:
-                total += column.nbytes
+        total += sum(map(_decoded_bytes, batch.columns))
         if total > most:
             raise refuse(too_many_rows(rows, total, most, "more than "))
         yield pa.RecordBatch.from_arrays(
@@ -153,23 +146,41 @@ def _counted(
              for column, field in zip(batch.columns, schema, strict=True)], schema=schema)  # fmt: skip
 
 
+def _decoded_bytes(column: pa.Array) -> int:
+    """Return the bytes of a column whose texts are decoded, those in lists and structs too, without decoding them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
+        lengths = pc.fill_null(pc.take(pc.binary_length(column.dictionary), column.indices), 0)
+        return (pc.sum(lengths).as_py() or 0) + 4 * len(column)
+    if pa.types.is_struct(kind):
+        return sum(_decoded_bytes(column.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return 4 * len(column) + _decoded_bytes(column.keys) + _decoded_bytes(column.items)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return 4 * len(column) + _decoded_bytes(column.flatten())
+    return column.nbytes
+
+
 def _stated_bytes(metadata: pq.FileMetaData, names: Collection[str]) -> tuple[int, dict[str, int]]:
-    """Return the unpacked bytes of columns of numbers, and by column of texts the most that they may have."""
+    """Return the unpacked bytes of columns of numbers, and by path of each text the most that it may have."""
     known, texts = 0, dict[str, int]()
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
         for index in range(metadata.num_columns):
             chunk = row_group.column(index)
-            name = chunk.path_in_schema.partition(".")[0]
-            if name not in names:
+            path = chunk.path_in_schema
+            if path.partition(".")[0] not in names:
                 continue
             if chunk.physical_type == "BYTE_ARRAY":
                 # each value may be the longest of the dictionary
                 times = chunk.num_values if chunk.has_dictionary_page else 1
-                texts[name] = texts.get(name, 0) + chunk.total_uncompressed_size * max(times, 1) + 4 * chunk.num_values
+                texts[path] = texts.get(path, 0) + chunk.total_uncompressed_size * max(times, 1) + 4 * chunk.num_values
             else:
                 width = WIDTHS.get(chunk.physical_type) or metadata.schema.column(index).length
-                known += chunk.num_values * width
+                known += chunk.num_values * max(width, NUMBER_BYTES)
     return known, texts
 
 

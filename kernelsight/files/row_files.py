@@ -51,6 +51,18 @@ def read_rows(path: Path, texts: set[str], flag: str, row_word: str) -> list[dic
     ]
 
 
+def cells_of(line: str) -> list[str]:
+    """Return the cells of a line of a CSV file; none if it is not one.
+
+    >>> cells_of('a,"b, c"'), cells_of('a\\rb')
+    (['a', 'b, c'], [])
+    """
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
 def _json_rows(content: Any, path: Path, row_word: str) -> list[dict[str, Any]]:
     rows = content if isinstance(content, list) else [content]
     if not rows or not all(isinstance(row, dict) for row in rows):

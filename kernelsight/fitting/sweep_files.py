@@ -51,27 +51,31 @@ def sweep_points(sweeps: Sequence[Path]) -> pa.Table:
     return imported_points(batch for path in sweeps for batch in plain.read(path, None, None))
 
 
+def read_points(sweeps: Sequence[Path]) -> duckdb.DuckDBPyRelation:
+    """Return the rows of sweep files that :func:`check_sweeps` has read, which are not held in memory."""
+    return duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
+
+
 def measured_families(sweeps: Sequence[Path], gpus: Sequence[str]) -> dict[str, int]:
     """Return the number of rows by family that the sweeps have of these GPUs."""
-    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
-    counts = points.filter(f"gpu in ({', '.join(literal(gpu) for gpu in gpus)})").aggregate(
-        "family, count(*)", "family"
+    counts = (
+        read_points(sweeps)
+        .filter(f"gpu in ({', '.join(literal(gpu) for gpu in gpus)})")
+        .aggregate("family, count(*)", "family")
     )
     return dict(sorted(counts.fetchall()))
 
 
 def launches_us(sweeps: Sequence[Path]) -> dict[str, float]:
     """Return the median latency in us of empty launches in a CUDA graph, by GPU of the sweeps."""
-    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
     of_launches = f"family = '{LAUNCH}' and implementation = '{IN_A_GRAPH}' and not_fitted is null"
-    return dict(points.filter(of_launches).aggregate("gpu, median(latency_us)", "gpu").fetchall())
+    return dict(read_points(sweeps).filter(of_launches).aggregate("gpu, median(latency_us)", "gpu").fetchall())
 
 
 def measured_gpus(sweeps: Sequence[Path]) -> set[str]:
     """Return the GPUs of the sweeps; InvalidInput: a file cannot be read."""
     try:
-        points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
-        return {gpu for (gpu,) in points.aggregate("gpu", "gpu").fetchall()}
+        return {gpu for (gpu,) in read_points(sweeps).aggregate("gpu", "gpu").fetchall()}
     except duckdb.Error as error:
         names = ", ".join(map(str, sweeps))
         raise InvalidInput(f"{names} cannot be read as Parquet: {first_line(error)}; write the sweep again.") from None

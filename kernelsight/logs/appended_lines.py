@@ -16,8 +16,9 @@ import polars as pl
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import open_file
 from kernelsight.files.budget import GROWING
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import unusable
-from kernelsight.logs.log_run import Faults, rules
+from kernelsight.logs.log_run import rules
 from kernelsight.logs.read_logs import read_requests
 
 # bytes that are read at once; bytes of a file's beginning that identify it
@@ -48,14 +49,6 @@ class Appended(NamedTuple):
     event: str = ""
 
 
-class UnusedLines(NamedTuple):
-    """Lines of a log that are no usable requests: how many, the place of the first, such as "line 7", and why."""
-
-    count: int
-    place: str
-    reason: str
-
-
 def appended(path: Path, position: Position, most: int = MOST_BYTES) -> Iterator[Appended]:
     """Yield the lines appended to a log after a position, at most ``most`` bytes at once; nothing while it is missing.
 
@@ -84,13 +77,13 @@ def appended(path: Path, position: Position, most: int = MOST_BYTES) -> Iterator
 
 def requests_of(
     appended_part: Appended, path: Path, log_format: str, columns: Mapping[str, str] | None
-) -> tuple[list[pl.DataFrame], list[UnusedLines]]:
+) -> tuple[list[pl.DataFrame], Faults]:
     """Return the requests in appended lines, with times of the log's own clock, and the lines that are none.
 
     Where the reader refuses the lines they are halved until those at fault are found; see ``read_requests``.
     """
-    lines = appended_part.lines.splitlines(keepends=True)
-    before, frames, unused = appended_part.place.line - len(lines), [], []
+    lines, has_header = appended_part.lines.splitlines(keepends=True), bool(appended_part.place.header)
+    before, frames, unused = appended_part.place.line - len(lines), [], Faults()
     halves, readings = [(0, len(lines))], 0
     while halves:
         begin, end = halves.pop()
@@ -104,10 +97,15 @@ def requests_of(
                 middle = (begin + end) // 2
                 halves += [(middle, end), (begin, middle)]
             else:
-                unused.append(UnusedLines(end - begin, f"line {before + begin + 1}", str(refused)))
-        else:
-            frames.append(requests)
-            unused += _unused(faults, before + begin, bool(appended_part.place.header))
+                reason = str(refused).rstrip(".")
+                unused.add(reason, end - begin, f"line {before + begin + 1}", reason)
+            continue
+        frames.append(requests)
+        for rule, (count, example, more) in faults.counted.items():
+            if rules()[rule][0] == "dropped" and (place := _PLACE.match(example or "")):
+                # readers count rows after a header, and lines with it
+                own = int(place[2]) - (1 if has_header and place[1] == "line" else 0)
+                unused.add(rule, count, f"line {before + begin + own}", f"{rules()[rule][1]}{more}")
     return frames, unused
 
 
@@ -122,20 +120,6 @@ def _read(
             return read_requests(file, log_format, columns)
         except InvalidInput as refused:
             raise InvalidInput(str(refused).replace(str(file), str(path))) from None
-
-
-def _unused(faults: Faults, before: int, has_header: bool) -> Iterator[UnusedLines]:
-    """Yield the lines that a reader dropped; ``before``: the number of the log's lines before those that it read."""
-
-    def in_log(place: re.Match[str]) -> str:
-        # readers count rows after a header, and lines with it
-        own = int(place[2]) - (1 if has_header and place[1] == "line" else 0)
-        return f"line {before + own}"
-
-    for rule, (count, example, more) in faults.counted.items():
-        effect, reason = rules()[rule]
-        if effect == "dropped":
-            yield UnusedLines(count, _PLACE.sub(in_log, example or ""), f"{reason}{more}")
 
 
 def _open(path: Path) -> BinaryIO:

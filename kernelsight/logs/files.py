@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import gzip
 import io
@@ -18,35 +17,24 @@ from typing import Any, BinaryIO
 
 from kernelsight.dataflow.databases import literal
 from kernelsight.errors import InvalidInput
-from kernelsight.files.bounded_files import (
-    TOO_MUCH_MEMORY,
-    check_file,
-    decoded,
-    open_file,
-    unpacked_file,
-)
+from kernelsight.files.bounded_files import check_file, decoded, open_file, unpacked_file
+from kernelsight.files.bounded_values import is_object, json_values
 from kernelsight.files.budget import WHOLE
 from kernelsight.files.parquet_files import read_schema
+from kernelsight.files.row_files import cells_of
 from kernelsight.logs.json_outline import outline
 
 HEAD_BYTES, PIECE_BYTES = 1 << 18, 1 << 20
 LONGEST_LINE = 1 << 25
 DAMAGED, UNPACK = "Copy or write it again.", "Where it is sound, unpack it first."
-_REFUSED = (
-    (re.compile(rb"\x80[\x02-\x05]"), "is a Python pickle, which can run code when it is read"),
-    (re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE), "is an HTML or XML page, often that of an error"),
-    (re.compile(rb"PK\x03\x04"), "is a zip archive"),
-    (re.compile(rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ"), "is compressed with something else than gzip"),
-)
-_ADVICE = {
-    "pickle": "For SGLang, use --export-metrics-to-file instead of --dump-requests-folder.",
-    "page": "Download the file again, and look at its first lines.",
-    "archive": "Unpack it, and give the files.",
-    "gzip": "Decompress it first.",
-}
-
-
-_REASONS = {RecursionError: "it nests too deep", MemoryError: TOO_MUCH_MEMORY}
+_REFUSED = tuple((re.compile(start, re.IGNORECASE), reason, advice) for start, reason, advice in (
+    (rb"\x80[\x02-\x05]", "is a Python pickle, which can run code when it is read",
+     "For SGLang, use --export-metrics-to-file instead of --dump-requests-folder."),
+    (rb"\s*<(!doctype|html|\?xml)", "is an HTML or XML page, often that of an error",
+     "Download the file again, and look at its first lines."),
+    (rb"PK\x03\x04", "is a zip archive", "Unpack it, and give the files."),
+    (rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ", "is compressed with something else than gzip", "Decompress it first."),
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,10 +67,7 @@ class LogFile:
     def columns(self) -> list[str]:
         """Column names of a text's first line that is not empty, read as a CSV header."""
         first_line = next((line for line in self.text.splitlines() if line.strip()), "")
-        try:
-            return [name.strip() for name in next(csv.reader([first_line]), [])]
-        except csv.Error:
-            return []
+        return [name.strip() for name in cells_of(first_line)]
 
     @cached_property
     def text(self) -> str:
@@ -95,7 +80,7 @@ class LogFile:
         lines = [line for line in self.text.splitlines() if line.strip()]
         in_list = bool(lines) and lines[0].lstrip().startswith("[") and lines[0].rstrip().endswith(("[", ","))
         second = len(lines) > 1 and not in_list and lines[1].lstrip().startswith('{"')
-        return bool(lines) and (_is_object(lines[0]) or second)
+        return bool(lines) and (is_object(lines[0]) or second)
 
     @property
     def name(self) -> str:
@@ -190,7 +175,7 @@ def open_log(path: str | os.PathLike[str]) -> LogFile:
         raise unusable(path, f"cannot be read ({problem})", DAMAGED) from None
     if not head.strip():
         raise unusable(path, "is empty", "Give a file with at least one request.")
-    for (pattern, reason), advice in zip(_REFUSED, _ADVICE.values(), strict=True):
+    for pattern, reason, advice in _REFUSED:
         if pattern.match(head):
             raise unusable(path, reason, advice)
     return LogFile(path, head, _kind(head), compressed, size)
@@ -206,13 +191,6 @@ def _kind(head: bytes) -> str:
     return "json" if start[:1] == b"{" or re.match(rb"\[\s*[\[{\]\"0-9]", start) else "text"
 
 
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
 def _parquet_columns(path: Path) -> list[str]:
     return read_schema(path, lambda problem: unusable(path, problem, DAMAGED)).names
 
@@ -222,15 +200,10 @@ def documents(file: LogFile) -> Iterator[tuple[str, Any]]:
 
     Places are "document N", from 1. InvalidInput: not JSON, with the place and byte.
     """
-    text = file.text_of_all()
-    decoder, position, number = json.JSONDecoder(), 0, 0
-    space = re.compile(r"\s*")
-    while (position := space.match(text, position).end()) < len(text):  # type: ignore[union-attr]
-        number += 1
-        try:
-            value, position = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError, MemoryError) as problem:
-            reason = _REASONS.get(type(problem)) or getattr(problem, "msg", "a number has thousands of digits")
-            location = f"document {number}, byte {getattr(problem, 'pos', position)} of {len(text)}"
-            raise unusable(file.path, f"is damaged or cut off ({location}: {reason})", DAMAGED) from None
-        yield f"document {number}", value
+    number = 0
+    try:
+        for number, (value, _) in enumerate(json_values(file.text_of_all()), 1):
+            yield f"document {number}", value
+    except json.JSONDecodeError as problem:
+        location = f"document {number + 1}, byte {problem.pos} of {len(problem.doc)}"
+        raise unusable(file.path, f"is damaged or cut off ({location}: {problem.msg})", DAMAGED) from None

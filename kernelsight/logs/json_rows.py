@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from kernelsight.dataflow.databases import cursor_for_values, first_line
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import DAMAGED, LogFile, unusable
-from kernelsight.logs.log_run import Faults
 
 if TYPE_CHECKING:
     import polars as pl

@@ -1,4 +1,4 @@
-"""Common types of log readers: LogRun, the content of one run of a file; LogFormat; Faults, rows by rule."""
+"""Common types of log readers: LogRun, the content of one run of a file; LogFormat; rules for dropped rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.catalog.tables import catalogue_yaml
+from kernelsight.files.row_faults import Faults
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,43 +29,21 @@ def rules() -> dict[str, tuple[str, str]]:
     return catalogue_yaml("log_rules")
 
 
-@dataclass
-class Faults:
-    """Counts of rows by rule, with the id or place of the first one."""
+_FAULT = ("log_id", "rule", "n", "rows", "example", "explanation")
 
-    counted: dict[str, tuple[int, str | None, str]] = field(default_factory=dict)
 
-    def add(self, rule: str, n: int, example: object = None, more: str = "") -> None:
-        """Add ``n`` rows to the count of a rule (log_rules.yaml); ``more``: figures appended to its explanation."""
-        if n > 0:
-            before, first, text = self.counted.get(rule, (0, None, ""))
-            shown = None if example is None else str(example)[:120]
-            self.counted[rule] = (before + int(n), first if before else shown, text or more)
+def fault_rows(faults: Faults, log_id: str) -> list[dict[str, Any]]:
+    """Return the rows of ``log_faults``.
 
-    def add_all(self, others: Faults) -> None:
-        """Add the counts of other faults, such as those of another run of the same file."""
-        for rule, (n, example, more) in others.counted.items():
-            self.add(rule, n, example, more)
-
-    def rows(self, log_id: str) -> list[dict[str, Any]]:
-        """Return the rows of ``log_faults``.
-
-        >>> faults = Faults()
-        >>> faults.add("failed", 2, "chat-7")
-        >>> faults.rows("run")[0]["explanation"]
-        'requests that failed'
-        """
-        return [
-            {
-                "log_id": log_id,
-                "rule": rule,
-                "n": n,
-                "rows": rules()[rule][0],
-                "example": example,
-                "explanation": rules()[rule][1] + more,
-            }
-            for rule, (n, example, more) in self.counted.items()
-        ]
+    >>> faults = Faults()
+    >>> faults.add("failed", 2, "chat-7")
+    >>> fault_rows(faults, "run")[0]["explanation"]
+    'requests that failed'
+    """
+    return [
+        dict(zip(_FAULT, (log_id, rule, n, rules()[rule][0], example, rules()[rule][1] + more), strict=True))
+        for rule, (n, example, more) in faults.counted.items()
+    ]
 
 
 @dataclass

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from kernelsight.files.row_files import cells_of
 from kernelsight.logs.files import LogFile, unusable
 from kernelsight.logs.labels import fields_of
 from kernelsight.logs.log_run import LogRun
@@ -38,7 +38,7 @@ def _rows(lines: Iterator[str], form: Mapping[str, Any]) -> Iterator[list[str]]:
             starts = [match.start() for match in re.finditer(r"-+", line)]
             spans = list(zip(starts, [*starts[1:], None], strict=True))
             continue
-        cells = [line[start:end].strip() for start, end in spans] if spans else next(csv.reader([line]), [])
+        cells = [line[start:end].strip() for start, end in spans] if spans else cells_of(line)
         if header is None:
             if not spans and "," not in line:
                 # the header of a text stands above or below its line of dashes

@@ -10,10 +10,11 @@ from typing import Any
 
 import polars as pl
 
+from kernelsight.files.row_faults import Faults
 from kernelsight.files.sqlite_files import query_sqlite
 from kernelsight.kernels.kernel_names import family_column
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.log_run import Faults, LogFormat, LogRun
+from kernelsight.logs.log_run import LogFormat, LogRun
 
 MOST = 1e15  # largest plausible time in us (30 years) and number of calls
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -9,8 +9,9 @@ from typing import Any
 
 import polars as pl
 
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import LogFile, documents, unusable
-from kernelsight.logs.log_run import Faults, LogFormat, LogRun
+from kernelsight.logs.log_run import LogFormat, LogRun
 from kernelsight.logs.windows import is_used, load_of_windows, of_gpus, sources, windows_of
 
 NAME = "prometheus"

@@ -16,9 +16,10 @@ from kernelsight.dataflow.contract import as_arrow, conform
 from kernelsight.dataflow.databases import cursor_for_values, first_line
 from kernelsight.dataflow.rows import as_table
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import DAMAGED, LogFile, open_log, unusable
 from kernelsight.logs.folders import ROLES, GivenFile, open_folder
-from kernelsight.logs.log_run import FILE_ROW, Faults, LogFormat, LogRun
+from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun, fault_rows
 from kernelsight.logs.plain import read_plain, read_rows
 from kernelsight.logs.registry import PLAIN, format_named, formats_of, recognise, with_known_fields
 from kernelsight.logs.requests import finish_requests, first_time, possible_rows
@@ -276,7 +277,7 @@ def _tables_of(log_id: str, run: LogRun) -> dict[str, pa.Table]:
     tables["production_settings"] = _checked_rows("production_settings", settings, path)
     summaries = [{"log_id": log_id} | row for row in run.summaries]
     tables["production_summaries"] = _checked_rows("production_summaries", summaries, path)
-    tables["log_faults"] = _checked_rows("log_faults", run.faults.rows(log_id), path)
+    tables["log_faults"] = _checked_rows("log_faults", fault_rows(run.faults, log_id), path)
     return tables
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 
-from kernelsight.catalog.tables import facts
+from kernelsight import errors
+from kernelsight.catalog.tables import contracts, facts
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.logs import (
     bench_results,
@@ -29,8 +30,8 @@ from kernelsight.scenario.proposed_columns import columns_flag
 from kernelsight.serving.load.trace_formats import formats as trace_formats
 
 PLAIN = plain.FORMAT.name
-# fields of prompts and answers; characters of field names in a message
-TEXTS, MOST_SHOWN = ("messages", "conversations", "prompt", "input_text"), 100
+# fields of prompts and answers
+TEXTS = ("messages", "conversations", "prompt", "input_text")
 # readers of forms of log_forms, by their layout
 BY_LAYOUT = {"text": reports, "json": reports, "lines": server_lines, "table": profile_tables}
 FLAGS = {"requests": "--log", "steps": "--steps", "metrics": "--metrics", "kernels": "--kernels"}
@@ -134,16 +135,12 @@ def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> Inval
 
 
 def fields_shown(file: LogFile) -> str:
-    """Return a description of a file by its outer field names; lines of a text, possibly prompts or secrets, are not
-    quoted, and so is no first line without the columns of a table of requests."""
+    """Return a description of a file by those outer field names that resemble known ones: others, and lines of a text,
+    may be prompts or secrets."""
     if file.kind == "sqlite":
         return "it is an SQLite database"
     if file.kind == "text" and (len(file.columns) < 2 or max(map(len, file.columns)) > 40):
         return "it is a text without a header of fields"
-    if file.kind == "text" and not columns_flag(sorted(file.columns)):
-        return f"it is a text with {len(file.columns)} columns"
-    outer = sorted(name for name in file.fields if name.count(".") < 2 and len(name) <= 40)
-    while len(", ".join(outer)) > MOST_SHOWN:
-        outer = [*outer[:-2], "…"]
-    shown = ", ".join(outer)
-    return f"its fields are {shown}" if shown else "it has no named fields"
+    outer = file.columns if file.kind == "text" else sorted(name for name in file.fields if name.count(".") < 2)
+    known = {*contracts()["production_requests"].column_names, *(f for each in trace_formats() for f in each.fields())}
+    return f"it has {errors.fields_found(outer, known)}" if outer else "it has no named fields"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kernelsight.files.row_files import cells_of
 from kernelsight.logs.files import LogFile, documents, unusable
 from kernelsight.logs.labels import IGNORED, label_of, unit_of, value_in
 from kernelsight.logs.log_run import LogRun
@@ -101,7 +101,7 @@ def _cells(line: str) -> list[str]:
     """Return the cells of a row of a printed table or of a CSV file; fewer than three: it is none."""
     if re.search(r"[|│┃]", line):
         return [cell.strip() for cell in _CELLS.split(line.strip().strip("|│┃"))]
-    return next(csv.reader([line]), []) if line.count(",") > 1 and ": " not in line else []
+    return cells_of(line) if line.count(",") > 1 and ": " not in line else []
 
 
 def _header(cells: Sequence[str]) -> str | None:

@@ -8,8 +8,9 @@ import polars as pl
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.violations import failing_rows
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import unusable
-from kernelsight.logs.log_run import FILE_ROW, Faults, LogRun, rules
+from kernelsight.logs.log_run import FILE_ROW, LogRun, rules
 from kernelsight.number_format import number
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from kernelsight.logs.log_run import Faults
+from kernelsight.files.row_faults import Faults
 
 # origins of times: computed by the client's rule from the log's latencies, or drawn at random
 RULE, DRAWN = "client_rule", "drawn"

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.labels import fields_of
-from kernelsight.logs.log_run import Faults
 from kernelsight.logs.summaries import statistic
 
 LATENCY_MEANS = {"ttft_mean_ms": "ttft_ms", "itl_mean_ms": "itl_ms", "tpot_mean_ms": "tpot_ms", "e2e_mean_ms": "e2e_ms"}

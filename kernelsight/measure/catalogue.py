@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from kernelsight.caches.durable import durable_file
 from kernelsight.errors import InvalidInput, nearest
+from kernelsight.files.own import own_rows
 from kernelsight.number_format import GIB, number, rounded
 
 CATALOGUE = Path(__file__).resolve().parents[1] / "catalog" / "gpus.csv"
@@ -22,8 +22,7 @@ CARDS = {"nvl", "pcie"}
 
 def catalogue_rows() -> list[dict[str, str]]:
     """Return the rows of the catalogue as text, using only the standard library."""
-    with CATALOGUE.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return own_rows(CATALOGUE)
 
 
 def catalogue_name(reported: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> str:

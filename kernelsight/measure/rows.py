@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.types import arrow_type
+from kernelsight.files.own import own_json, own_text
 from kernelsight.measure.device import FLUSH_CACHES, Identity, Kernel
 from kernelsight.measure.suite import Point, number_formats
 from kernelsight.measure.timing import Timing
@@ -24,7 +24,7 @@ def sweep_schema() -> pa.Schema:
     >>> sweep_schema().field("latency_us").nullable
     False
     """
-    contract = json.loads((folder("schemas") / "sweep_points.json").read_text(encoding="utf-8"))
+    contract = own_json(own_text(folder("schemas") / "sweep_points.json"))
     return pa.schema(
         pa.field(column["name"], arrow_type(column["type"]), column.get("nullable", False))
         for column in contract["columns"]

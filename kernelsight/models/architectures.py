@@ -127,6 +127,8 @@ def _content(path: Path) -> dict[str, Any]:
     content = documents[0] if len(documents) == 1 else None
     if not isinstance(content, dict):
         raise refuse("is not one YAML mapping")
+    if content and not SECTIONS.keys() & content.keys():
+        raise refuse(f"has none of the sections {', '.join(SECTIONS)}")
     if found := misfit(content, SECTIONS):
         *place, expected = found
         line = max(line_of(text, name) for name in place)

@@ -12,6 +12,7 @@ from typing import Any
 
 from kernelsight import errors
 from kernelsight.files.bounded_values import read_json
+from kernelsight.files.own import own_json, own_text
 from kernelsight.models.architectures import Shape, architecture_of, shape_of
 from kernelsight.models.config_fields import ConfigFields, check_heads, check_rope, check_total
 from kernelsight.models.config_forms import as_config, read_gguf
@@ -219,9 +220,7 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+    yield from map(own_json, own_text(path).splitlines())
 
 
 def load_catalogue(path: str | Path | None = None) -> Rows:

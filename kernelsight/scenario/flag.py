@@ -6,13 +6,13 @@ A contract lists them in ``options``: name, group, ``kind`` of value, range, and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelsight.dataflow.locations import folder
+from kernelsight.files.own import own_json, own_text
 
 LARGEST_WHOLE_NUMBER = 2**53
 # the simulated clock counts nanoseconds in 64 bits, enough for 290 years
@@ -74,7 +74,7 @@ def options_of(table: str) -> dict[str, tuple[Flag, ...]]:
 
 
 def _read(table: str) -> dict[str, Any]:
-    return json.loads((folder("schemas") / f"{table}.json").read_text(encoding="utf-8"))
+    return own_json(own_text(folder("schemas") / f"{table}.json"))
 
 
 def flag_of(option: Mapping[str, Any], docs: Mapping[str, str] = MappingProxyType({})) -> Flag:

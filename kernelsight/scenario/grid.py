@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.rows import python_rows
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, name_shown
 from kernelsight.files.bounded_files import check_file
 from kernelsight.files.bounded_values import parse_json, read_json
 from kernelsight.files.budget import ROWS
 from kernelsight.files.parquet_files import read_parquet
+from kernelsight.scenario.flags import FLAGS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 QUERY_WORDS = ("select", "with", "from", "values")
 # rows of a grid are held in memory; larger products of axes are most likely a mistake
-LARGEST_GRID = 5_000_000
+LARGEST_GRID, MOST_AXES = 2_000_000, 1000
 
 
 def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
@@ -62,6 +63,8 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     names = table.column_names
     if len(set(names)) < len(names):
         raise InvalidInput(f"the grid {path} has duplicate columns in its {len(names)}; keep one of each.")
+    if table.num_rows > LARGEST_GRID:
+        raise InvalidInput(f"the grid {path} has {table.num_rows:,} scenarios; give at most {LARGEST_GRID:,}.")
     try:
         return python_rows(table)
     except ValueError as error:  # Arrow holds times that Python does not
@@ -112,12 +115,16 @@ def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
     >>> expand({"model": "qwen3-0.6b", "max_concurrency": [1, 2]})
     [{'model': 'qwen3-0.6b', 'max_concurrency': 1}, {'model': 'qwen3-0.6b', 'max_concurrency': 2}]
     """
+    if len(axes) > MOST_AXES:
+        raise InvalidInput(f"the grid has {len(axes):,} axes, more than {MOST_AXES:,}; give flags of simulate.")
     lists = {name: _values(values) for name, values in axes.items()}
     for name, values in lists.items():
         if not values:
             raise InvalidInput(f"the axis {name} is empty; give it a value, or remove it.")
         if any(isinstance(value, dict | list) for value in values):
-            raise InvalidInput(f"the axis {name} contains a list or an object; use scalars.")
+            words = {word.lstrip("-").replace("-", "_") for flag in FLAGS.values() for word in flag.options}
+            axis = name_shown(name, words | FLAGS.keys(), "of one name")
+            raise InvalidInput(f"the axis {axis} contains a list or an object; use scalars.")
     size = math.prod(len(values) for values in lists.values())
     if size > LARGEST_GRID:
         raise InvalidInput(f"the axes make {size:,} scenarios; give at most {LARGEST_GRID:,}, for instance by a query.")

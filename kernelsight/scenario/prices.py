@@ -79,7 +79,11 @@ def _pairs(text: str) -> list[tuple[str, Any]]:
                 raise InvalidInput(f"--prices {word!r} is not GPU=PRICE; give dollars an hour, such as h100_sxm=2.2.")
         return [word.partition("=")[::2] for word in words]
     rows = read_rows(path, {"gpu"}, "--prices", "price")
-    if len(rows) == 1 and "gpu" not in rows[0]:
+    if (
+        len(rows) == 1
+        and "gpu" not in rows[0]
+        and not any(isinstance(value, list | dict) for value in rows[0].values())
+    ):
         return list(rows[0].items())
     name = next((name for name in PRICE_NAMES if name in rows[0]), None)
     if name is None or any(not {"gpu", name} <= set(row) for row in rows):

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import TYPE_CHECKING
 
+from kernelsight.files.own import own_bytes
 from kernelsight.files.redaction import redacted_words
 from kernelsight.files.shell_words import join_commands
 from kernelsight.version import VERSION
@@ -63,7 +64,7 @@ def run_facts(session: Session, left_out: Collection[str] = ()) -> dict[str, str
 def _schemas_digest() -> str:
     from kernelsight.dataflow.locations import folder
 
-    return _digest(*(path.read_bytes() for path in sorted(folder("schemas").glob("*.json"))))
+    return _digest(*(own_bytes(path) for path in sorted(folder("schemas").glob("*.json"))))
 
 
 def _digest(*chunks: bytes) -> str:

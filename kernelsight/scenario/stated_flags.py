@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.files.own import own_json
 
 
 def object_text(values: Mapping[str, Any]) -> str:
@@ -27,7 +28,7 @@ def read_flags(row: Mapping[str, Any], table: str, column: str) -> dict[str, Any
     if row.get(column) is None:
         return {}
     try:
-        flags = json.loads(row[column])
+        flags = own_json(row[column])
     except json.JSONDecodeError:
         flags = None
     if not isinstance(flags, dict):

@@ -5,7 +5,6 @@ Features for a forecaster are scaled parameters, and threads, work and tiles der
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.files.own import own_json
 
 WARP = 32
 # parameters with at most REGIME_VALUES values split the space into regimes, of which there are at most MOST_REGIMES
@@ -173,7 +173,7 @@ def space_arrays(candidates: pa.Table, measurements: pa.Table, space: str) -> Sp
     ids = np.array(rows["candidate_id"].to_pylist(), dtype=object)
     order = np.argsort(ids, kind="stable")
     parameters = np.array(rows["parameters"].to_pylist(), dtype=object)[order]
-    features = features_of(space, [json.loads(text) for text in parameters])
+    features = features_of(space, [own_json(text) for text in parameters])
     ids = ids[order]
     measured = measurements.filter(pc.equal(measurements["space"], space))
     gpus = {}

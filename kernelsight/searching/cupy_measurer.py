@@ -21,6 +21,7 @@ import pyarrow as pa
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import check_file, read_text
 from kernelsight.files.bounded_values import read_json
+from kernelsight.files.own import own_json
 from kernelsight.searching.measurers import measurement_rows
 
 FIELDS = {
@@ -143,7 +144,7 @@ def _array(cupy: Any, argument: Mapping[str, Any]) -> Any:
 
 
 def _measured(cupy: Any, row: Mapping[str, Any], launch: Launch, arrays: Sequence[Any]) -> dict[str, Any]:
-    parameters = json.loads(row["parameters"])
+    parameters = own_json(row["parameters"])
     key = {"space": row["space"], "candidate_id": row["candidate_id"]}
     text = row["source_text"] if row["source_text"] is not None else launch.source
     if text is None:

@@ -7,6 +7,7 @@ any other, a signal or the time limit: failed while running.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tempfile
@@ -19,7 +20,9 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.numbers import is_number
+from kernelsight.files.own import own_json
 from kernelsight.files.redaction import redacted_text
 from kernelsight.searching.commands import run_bounded, split_words
 
@@ -101,7 +104,7 @@ def check_parameters(command: str) -> None:
 
 
 def _arguments(row: Mapping[str, Any], words: Sequence[str], folder: Path) -> list[str]:
-    values = {name: _text(value) for name, value in json.loads(row["parameters"]).items()}
+    values = {name: _text(value) for name, value in own_json(row["parameters"]).items()}
     values |= {"parameters": row["parameters"], "candidate_id": row["candidate_id"]}
     if row["source_text"] is not None:
         values["source"] = str(folder / "candidate.cu")
@@ -127,10 +130,9 @@ def _parsed_output(output: str, candidate: str) -> dict[str, Any]:
     lines = [line for line in output.splitlines() if line.strip()]
     if not lines:
         raise InvalidInput(f"the command printed nothing for candidate {candidate}; {HOW}.")
-    try:
-        result = json.loads(lines[-1])
-    except (ValueError, RecursionError):
-        result = None
+    result = None
+    with contextlib.suppress(InvalidInput):
+        result = parse_json(lines[-1], InvalidInput)
     if isinstance(result, int | float) and not isinstance(result, bool):
         result = {"latency_us": result}
     shown = lines[-1].strip()[:60]

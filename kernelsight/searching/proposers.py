@@ -15,7 +15,9 @@ import numpy as np
 
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.files.bounded_files import Refuse, read_text
+from kernelsight.files.bounded_values import json_values
 from kernelsight.files.budget import ROWS
+from kernelsight.files.own import own_json
 from kernelsight.files.parquet_files import read_parquet
 from kernelsight.searching.arrays import STATUS, SpaceArrays
 from kernelsight.searching.commands import run_bounded, split_words
@@ -46,8 +48,8 @@ class Proposer:
     def __init__(self, source: Source, arrays: SpaceArrays, ids: np.ndarray, per_round: int) -> None:
         self.source, self.wanted = source, per_round
         self.places = {str(name): row for row, name in enumerate(ids)}
-        first_configuration = json.loads(arrays.parameters[0])
-        configurations = [json.loads(text) for text in arrays.parameters]
+        first_configuration = own_json(arrays.parameters[0])
+        configurations = [own_json(text) for text in arrays.parameters]
         self.constant = {
             name: value
             for name, value in first_configuration.items()
@@ -80,10 +82,7 @@ class Proposer:
         if not isinstance(parameters, dict) or not all(
             isinstance(value, int | float | str) for value in parameters.values()
         ):
-            raise InvalidInput(
-                f"the proposal with {', '.join(proposal)[:60]} is no configuration; give parameters as numbers and "
-                "words, or candidate_id."
-            )
+            raise InvalidInput("a proposal is no configuration: give parameters as numbers and words, or candidate_id.")
         return identity({**self.constant, **parameters})
 
     def rows(self, proposals: Proposals) -> np.ndarray:
@@ -164,17 +163,12 @@ def parsed(text: str) -> list[dict[str, Any]]:
     ([{'tile': 2}], [{'tile': 2}, {'tile': 4}])
     """
     try:
-        configurations = json.loads(text)
-    except (ValueError, RecursionError):
-        configurations = None
-    if not isinstance(configurations, list):
-        configurations = []
-        for line in text.splitlines():
-            if line.strip():
-                try:
-                    configurations.append(json.loads(line))
-                except (ValueError, RecursionError):
-                    raise InvalidInput(f"the proposal {line.strip()[:60]!r} is no JSON; {HOW}.") from None
+        configurations = [value for value, _ in json_values(text)]
+    except json.JSONDecodeError as problem:
+        line = text[text.rfind("\n", 0, problem.pos) + 1 :].partition("\n")[0]
+        raise InvalidInput(f"the proposal {line.strip()[:60]!r} is no JSON; {HOW}.") from None
+    if len(configurations) == 1 and isinstance(configurations[0], list):
+        configurations = configurations[0]
     for configuration in configurations:
         if not isinstance(configuration, dict):
             raise InvalidInput(f"a proposal is no JSON object; {HOW}.")
@@ -190,7 +184,7 @@ def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, t
     """
     words = words_of(command)
     texts = dict(zip((str(name) for name in arrays.ids), arrays.parameters, strict=True))
-    configurations = [json.loads(text) for text in arrays.parameters]
+    configurations = [own_json(text) for text in arrays.parameters]
     values = {name: sorted({row[name] for row in configurations}) for name in configurations[0]}
 
     def source(number: int, history: History, per_round: int) -> list[dict[str, Any]]:
@@ -211,7 +205,7 @@ def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, t
 def _result(name: str, texts: dict[str, str], history: History, index: int) -> dict[str, Any]:
     worked = bool(np.isfinite(history.logs[index]))
     return {
-        **{"candidate_id": name, "parameters": json.loads(texts[name]), "run": int(history.runs[index])},
+        **{"candidate_id": name, "parameters": own_json(texts[name]), "run": int(history.runs[index])},
         **{"status": STATUS[1] if worked else "failed"},
         **{"latency_us": float(np.exp(history.logs[index])) if worked else None},
     }

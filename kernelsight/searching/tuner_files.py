@@ -5,6 +5,7 @@ Files may be gzipped or cut off.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import pieces_of, read_bytes, unpacked
+from kernelsight.files.bounded_values import json_values
 from kernelsight.files.budget import ROWS
 from kernelsight.files.numbers import is_number
 
@@ -103,9 +105,8 @@ def _text(path: Path) -> tuple[str, bool]:
 def _parse(path: Path, text: str) -> tuple[dict[str, Any], list[Any], bool]:
     """Parse a file: its header fields, its entries, and whether it is truncated."""
     try:
-        content = json.loads(text)
-        cut = False
-    except (ValueError, RecursionError):
+        (content, cut), *_ = ((value, False) for value, _ in json_values(text))
+    except ValueError:
         content, cut = _whole_part(text), True
     if isinstance(content, dict) and isinstance(content.get("cache"), dict):
         return content, list(content["cache"].values()), cut
@@ -126,32 +127,15 @@ def _whole_part(text: str) -> dict[str, Any] | None:
         start = text.find(bracket, begin)
         if begin < 0 or start < 0 or text[begin + len(name) + 2 : start].strip() != ":":
             continue
-        try:
-            head = json.loads(text[:begin].rstrip().rstrip(",") + "}")
-        except (ValueError, RecursionError):
-            continue
-        entries = list(_entries(text, start + 1, keyed=name == "cache"))
-        return head | {name: dict(entries) if name == "cache" else [entry for _, entry in entries]}
+        entries, head = list[Any](), None
+        with contextlib.suppress(ValueError):
+            ((head, _),) = json_values(text[:begin].rstrip().rstrip(",") + "}")
+            for entry, _ in json_values(text, start + 1, ", \t\r\n:"):
+                entries.append(entry)
+        if head is not None:  # of a cache, names and entries in turn
+            named = zip(map(str, entries[::2]), entries[1::2], strict=False)
+            return head | {name: dict(named) if name == "cache" else entries}
     return None
-
-
-def _entries(text: str, position: int, keyed: bool) -> Iterator[tuple[str, Any]]:
-    decoder = json.JSONDecoder()
-    blank = ", \t\r\n"
-    while True:
-        while position < len(text) and text[position] in blank:
-            position += 1
-        try:
-            key = ""
-            if keyed:
-                key, position = decoder.raw_decode(text, position)
-                position = text.index(":", position) + 1
-                while text[position] in blank:
-                    position += 1
-            entry, position = decoder.raw_decode(text, position)
-        except (ValueError, IndexError, RecursionError):
-            return
-        yield str(key), entry
 
 
 def _cache_row(entry: Any, keys: Any) -> dict[str, Any] | str:

@@ -1,7 +1,8 @@
 """Clock of the server: advances the engines to the present moment, and delivers each token at its time.
 
 Simulated time is the event loop's time since the start, times ``speed``. A late wake-up does not shift the schedule:
-steps begin where the last one ended, and only arrivals take their time from the clock.
+steps begin where the last one ended, and only arrivals take their time from the clock. A turn simulates MOST_US, then
+others run: on a machine that is too slow for ``speed``, simulated time passes slower.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from kernelsight.server.live_engines import LAST_US, LiveEngines, Tokens
+
+# of one engine with some requests; of more engines or requests in proportion less
+MOST_US, SOME_REQUESTS = 1e6, 16
 
 
 class Delivery(NamedTuple):
@@ -58,9 +62,15 @@ class EngineDriver:
         self._count, self._timer = 0, None
 
     def now_us(self) -> float:
-        """Return the present moment in simulated time, us, always later than what the engines have reached."""
-        passed_us = (self._now_s() - self._start_s) * 1e6 * self.speed
-        return max(self._start_us + passed_us, math.nextafter(self.engines.reached_us, math.inf))
+        """Return the present moment in simulated time, us, always later than what the engines have reached.
+
+        Where they are further behind the clock than a turn may simulate, the clock is set back.
+        """
+        now_us = self._start_us + (self._now_s() - self._start_s) * 1e6 * self.speed
+        work = max(self.engines.engines.size, len(self.engines.active) / SOME_REQUESTS)
+        most_us = max(self.engines.reached_us, self.engines.next_us) + MOST_US / work
+        self._start_us -= max(now_us - most_us, 0.0)
+        return max(min(now_us, most_us), math.nextafter(self.engines.reached_us, math.inf))
 
     def send(self, prompt: int, output: int, keys: Sequence[bytes], priority: int, receiver: TokenReceiver) -> bool:
         """Send a request now; return whether the engine takes it. See ``LiveEngines.add``.

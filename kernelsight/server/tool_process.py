@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed, shown
+from kernelsight.files.own import own_json
 
 # most bytes of a line: an answer as JSON, each character as up to six bytes
 LINE_BYTES = 1 << 20
@@ -58,7 +59,7 @@ class ToolProcess:
                     self.end()
         if not line:
             raise RunFailed(f"the process of {tool} ended, perhaps for lack of memory; ask for less at once.")
-        answer = json.loads(line)
+        answer = own_json(line)
         if "error" in answer:
             raise InvalidInput(answer["error"])
         return answer["answer"]
@@ -116,7 +117,7 @@ def _answer(call: str) -> dict[str, Any]:
     from kernelsight.server.tool_functions import answer_of
 
     try:
-        return {"answer": answer_of(*json.loads(call))}
+        return {"answer": answer_of(*own_json(call))}
     except KernelSightError as error:
         return {"error": str(error)}
     except MemoryError:

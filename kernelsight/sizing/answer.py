@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
+from kernelsight.files.own import own_json
 from kernelsight.present.show import notebook
 from kernelsight.scenario.argument_checks import values_of
 from kernelsight.scenario.corrections import give_corrections
@@ -186,7 +186,7 @@ class Sizing:
     def question(self) -> dict[str, Any]:
         """The question as asked: its row of ``size_questions``, without what it leaves out."""
         (row,) = self._of("size_questions")
-        row |= {"flags": json.loads(row["flags"]), "search": json.loads(row["search"] or "null")}
+        row |= {"flags": own_json(row["flags"]), "search": own_json(row["search"] or "null")}
         return {name: value for name, value in row.items() if value is not None and name != "question_id"}
 
     @property
@@ -251,7 +251,7 @@ def _printed(row: Mapping[str, Any], statistics: Mapping[str, Any], unit: str) -
 def _flag_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags of a row as columns."""
     columns = {name: row[name] for name in ("gpu", "tensor_parallel_size")}
-    return columns | json.loads(row["flags"])
+    return columns | own_json(row["flags"])
 
 
 def _without_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

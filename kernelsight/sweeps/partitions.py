@@ -186,14 +186,29 @@ def run_in_processes(partitions: list[Partition], workers: int, connect: Connect
 
 
 def run_on_ray(partitions: list[Partition], connect: Connect) -> Iterator[tuple[int, pa.Table]]:
-    """Simulate partitions on a Ray cluster; yield each as it finishes. InvalidInput: Ray is not installed."""
+    """Simulate partitions on a Ray cluster; yield each as it finishes.
+
+    InvalidInput: Ray is not installed. RunFailed: it does not start, or a node of it died.
+    """
     ray = import_ray()
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    _of_ray(lambda: ray.init(ignore_reinit_error=True, log_to_driver=False))
     remote = ray.remote(_serve_in_worker)
     waiting = {remote.remote(partition, connect): number for number, partition in enumerate(partitions)}
     while waiting:
-        (done,), _ = ray.wait(list(waiting), num_returns=1)
-        yield waiting.pop(done), ray.get(done)
+        (done,), _ = _of_ray(lambda: ray.wait(list(waiting), num_returns=1))
+        yield waiting.pop(done), _of_ray(lambda done=done: ray.get(done))
+
+
+def _of_ray(call: Callable[[], Any]) -> Any:
+    """Return what a call of Ray returns; RunFailed: Ray failed, and not the work."""
+    try:
+        return call()
+    except KernelSightError:
+        raise
+    except Exception as error:
+        why = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
+        words = "start or reach it, and continue with --resume, or use --executor local"
+        raise RunFailed(f"Ray failed ({type(error).__name__}: {why}); {words}.") from None
 
 
 def import_ray() -> Any:

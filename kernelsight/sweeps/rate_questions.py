@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import KernelSightError
+from kernelsight.files.own import own_json
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.launch.deployments import with_launch_line
 from kernelsight.scenario.launch.lines import LaunchLine
@@ -114,7 +114,7 @@ def rates_of_grid(session: Session) -> pa.Table:
     import pyarrow as pa
 
     rates = session.table("found_rates")
-    flags = [json.loads(text) for text in rates["flags"].to_pylist()]
+    flags = [own_json(text) for text in rates["flags"].to_pylist()]
     scenarios = [{"scenario_id": name} for name in rates["scenario_id"].to_pylist()]
     flag_table = flag_columns(session, Plan(flags, {}, scenarios, rates[PRICE].to_pylist(), [None] * len(flags)))
     summary = session.graph.known("scenario_summary").column_names

@@ -142,7 +142,9 @@ def test_lines_that_are_no_requests_are_counted_and_passed_over(tmp_path: Path, 
     (window,) = one.poll()
     assert window.counts["requests"] == 2 * EACH
     if "nan" not in row:  # a request that was answered, but not known when it was sent, is none of a window
-        assert window.notes[0].startswith(f"{log}: not used: 1 line, first line {EACH + 2}: ")
+        assert window.notes[0].startswith(
+            f"{log}: 1 of {2 * EACH + 1} lines cannot be used and are left out; line {EACH + 2}: "
+        )
         assert one.state.totals["refused"] == 1.0
     assert not any(str(tmp_path) in note.replace(str(log), "") for note in window.notes)
     # and the next poll, or watch, goes on

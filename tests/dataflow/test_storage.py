@@ -15,7 +15,6 @@ from kernelsight.dataflow.databases import private_cursor, stop_if_interrupted
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
 from kernelsight.errors import InvalidInput, RunFailed, UnknownName
 from kernelsight.files import bounded_files
-from kernelsight.files.budget import Budget
 from kernelsight.session import connect
 
 
@@ -127,7 +126,7 @@ def test_a_saved_table_of_more_rows_than_its_file_can_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal values take no space in a DuckDB file: ten million rows of one are a few hundred kilobytes."""
-    monkeypatch.setattr(bounded_files, "ROWS", Budget(bytes=1 << 24))
+    monkeypatch.setattr(bounded_files, "FREE_TABLE", 1 << 24)
     monkeypatch.setattr(bounded_files, "MOST_RATIO", 1)
     path = tmp_path / "run.duckdb"
     connection = duckdb.connect(str(path))

@@ -11,7 +11,6 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.files import bounded_files
-from kernelsight.files.budget import Budget
 from kernelsight.files.parquet_files import check_parquet, read_parquet, read_schema
 from tests.special_files import SPECIAL, special_file
 
@@ -57,7 +56,7 @@ def repeated(path: Path, rows: int, columns: int, length: int) -> None:
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let a small file unpack to 16 MiB at most."""
-    monkeypatch.setattr(bounded_files, "ROWS", Budget(bytes=1 << 24))
+    monkeypatch.setattr(bounded_files, "FREE_TABLE", 1 << 24)
     return 1 << 24
 
 

@@ -66,7 +66,7 @@ def test_times_are_those_of_the_log_and_not_of_the_piece(tmp_path: Path) -> None
     write(path, 7)
     (second,) = appended(path, first.place)
     (found,), unused = requests_of(second, path, "auto", None)
-    assert found["sent_s"].to_list() == [1007.0] and not unused
+    assert found["sent_s"].to_list() == [1007.0] and not unused.rows
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -113,9 +113,10 @@ def test_a_refusal_names_the_log_and_not_the_piece(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     path.write_text("a,b\n1,2\n")
     (part,) = appended(path, Position())
-    frames, (unused,) = requests_of(part, path, "auto", None)
-    assert not frames and unused[:2] == (1, "line 2")
-    assert str(path) in unused.reason and not unused.reason.count(str(tmp_path)) > unused.reason.count(str(path))
+    frames, unused = requests_of(part, path, "auto", None)
+    place, reason = unused.first()
+    assert not frames and (unused.rows, place) == (1, "line 2")
+    assert str(path) in reason and not reason.count(str(tmp_path)) > reason.count(str(path))
 
 
 ROW = {"arrival_s": 5.0, "prompt_tokens": 101, "output_tokens": 3, "e2e_ms": 9.0}
@@ -143,10 +144,10 @@ def test_a_bad_line_takes_no_other_with_it(bad: dict | None, reason: str, place:
         file.write("".join(f"{row}\n" for row in rows))
     (part,) = appended(path, start)
     frames, unused = requests_of(part, path, "auto", None)
-    assert sum(frame.height for frame in frames) == 6 and sum(lines.count for lines in unused) == 1
+    assert sum(frame.height for frame in frames) == 6 and unused.rows == 1
     # alone, a line that is no JSON is taken for the header of a table
     reason = f"{path} is of no known format" if bad is None and place == 0 else reason
-    assert unused[0].place == f"line {3 + place}" and reason in unused[0].reason
+    assert unused.first()[0] == f"line {3 + place}" and reason in unused.first()[1]
 
 
 def test_lines_count_in_the_file_whatever_the_piece(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_lines_count_in_the_file_whatever_the_piece(tmp_path: Path) -> None:
         file.write(f"{line(3)}-1,7,10,20,50\n{line(4)}x,y\n{line(5)}")
     (second,) = appended(path, first.place)
     frames, unused = requests_of(second, path, "auto", None)
-    assert frames[0].height == 3 and sorted(lines.place for lines in unused) == ["line 5", "line 7"]
+    assert frames[0].height == 3 and sorted(place for _, place, _ in unused.counted.values()) == ["line 5", "line 7"]
 
 
 def test_a_log_whose_first_line_was_cut_off_is_json_all_the_same(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_halving_ends_where_nothing_is_a_request(tmp_path: Path, monkeypatch: py
     path.write_text("nothing\n" * 5000)
     (part,) = appended(path, Position(offset=0, header=""))
     frames, unused = requests_of(part, path, "auto", None)
-    assert not frames and sum(lines.count for lines in unused) in (4999, 5000) and len(unused) <= 64
+    assert not frames and unused.rows in (4999, 5000) and len(unused.counted) <= 64
 
 
 @pytest.mark.parametrize("kind", SPECIAL)

@@ -90,7 +90,7 @@ def test_a_folder_is_one_log(tmp_path):
         "pipe": "it is a pipe, a device or a broken link",
         "notes.txt": "no known format: it is a text without a header of fields",
         "sub": "it is a folder: give it by itself",
-        "system.json": "no known format: its fields are cpu",
+        "system.json": "no known format: it has 1 field: none with the name of a known one",
     }
     for name in ("requests", "steps", "windows", "kernels"):
         assert tables[f"production_{name}"].num_rows

@@ -9,9 +9,9 @@ import sqlite3
 import pytest
 
 from kernelsight.catalog.tables import facts
+from kernelsight.files.row_faults import Faults
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.logs import read_logs
-from kernelsight.logs.log_run import Faults
 from kernelsight.logs.profiles import with_families
 from tests.logs.asked import faults, refusal, rows
 from tests.logs.written import DATA, chrome_trace, nsys, save

@@ -76,7 +76,7 @@ CASES: list[tuple[str, list[Any], str]] = [
     (
         "requests",
         [{"mood": "secret", "speed": {"fast": 1}}],
-        "is of no known format: its fields are mood, speed, speed.fast.",
+        "is of no known format: it has 3 fields: none with the name of a known one.",
     ),
     ("requests", ["dear reader, this is my secret diary and no table at all, I say"], "it is a text without a header"),
     (
@@ -99,7 +99,7 @@ CASES: list[tuple[str, list[Any], str]] = [
         "states prompt_tokens, requests, and lacks a latency",
     ),
     ("requests", [[1, 2]], "it has no named fields"),
-    ("requests", [json.dumps({"first": "x" * 300_000, "last": 1})], "its fields are first, last."),
+    ("requests", [json.dumps({"first": "x" * 300_000, "last": 1})], "it has 2 fields: none with"),
     ("requests", [OTHER_TYPES | {"output_lens": ["secret"]}], "is not as vllm bench serve"),
     # clients
     ("requests", [VLLM | {"output_lens": [1, 2]}], "has 10 TTFTs and 2 output_lens"),
@@ -170,7 +170,8 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, role: str, conten
         ({}, "is an empty folder. Give a folder with the results of a benchmark client"),
         (
             {"a.json": {"x": 1}, "b.txt": "secret", "c.html": "<html>"},
-            "is a folder without a file of a known format: a.json (no known format: its fields are x), "
+            "is a folder without a file of a known format: a.json (no known format: it has 1 field: none with the name "
+            "of a known one), "
             f"b.txt ({UNKNOWN}), c.html (is an HTML or XML page, often that of an error)",
         ),
         ({"t.json": chrome_trace()}, "is a folder without requests: t.json is a Chrome trace of torch.profiler."),

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import KernelSightError
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import LogFile
-from kernelsight.logs.log_run import FILE_ROW, Faults, LogRun, kind_of_error, rules
+from kernelsight.logs.log_run import FILE_ROW, LogRun, fault_rows, kind_of_error, rules
 from kernelsight.logs.requests import finish_requests, first_time
 from tests.conftest import random_worlds
 from tests.logs.written import DATA
@@ -100,9 +101,9 @@ def test_every_rule_says_what_happened():
         faults = Faults()
         faults.add(rule, 2, "x")
         faults.add(rule, 3, "y")
-        [row] = faults.rows("log")
+        [row] = fault_rows(faults, "log")
         assert (row["n"], row["example"], row["rows"]) == (5, "x", rows) and row["explanation"] == text
-    assert Faults().rows("log") == []
+    assert fault_rows(Faults(), "log") == []
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,14 @@ def long_texts() -> bytes:
     return parquet(pa.table({"model": texts, "gpu": texts}), compression="zstd")
 
 
+def texts_in_lists() -> bytes:
+    """Return a Parquet file of 10 kB whose lists hold 200,000 times one text of 1 MiB."""
+    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(200_000, np.int32)), pa.array(["x" * (1 << 20)]))
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, 200_001, 1000, dtype=np.int32)), texts)
+    numbers = dict.fromkeys(("arrival_s", "prompt_tokens", "output_tokens"), np.ones(200))
+    return parquet(pa.table({**numbers, "hash_ids": lists, "model": lists}), compression="zstd")
+
+
 def nested() -> bytes:
     kind = pa.int64()
     for _ in range(60):
@@ -188,6 +196,11 @@ INPUTS: dict[str, tuple[str, bytes | str | Callable[[Path], object]]] = {
     "a footer that lies": (".parquet", lying(parquet(plain_rows()), 8000)),
     "60 million rows": (".parquet", lambda path: path.write_bytes(many_rows())),
     "long texts": (".parquet", lambda path: path.write_bytes(long_texts())),
+    "texts in lists": (".parquet", lambda path: path.write_bytes(texts_in_lists())),
+    "30 million rows of nothing": (
+        ".parquet",
+        lambda path: path.write_bytes(parquet(pa.table(dict.fromkeys(list(REQUEST)[:3], pa.nulls(30_000_000))))),
+    ),
     "no columns": (".parquet", parquet(pa.table({}))),
     "nested columns": (".parquet", lambda path: path.write_bytes(nested())),
     "Arrow": (".parquet", arrow(plain_rows())),
@@ -207,8 +220,15 @@ INPUTS: dict[str, tuple[str, bytes | str | Callable[[Path], object]]] = {
     "a program": (".py", b"import os\nos.system('touch pwned')\n"),
     "a page": (".html", b"<html><script>alert(1)</script></html>"),
     "an executable": ("", b"\x7fELF" + b"\0" * 999),
-    "a file of secrets": ("", f"db.example:5432:prod:admin:{SECRET}\n"),
+    ".pgpass": ("", f"db.example:5432:prod:admin:{SECRET}\n"),
+    ".netrc": ("", f"machine api.example login me password {SECRET}\n"),
+    ".env": ("", f"TOKEN={SECRET}\nOTHER={SECRET}\n"),
+    "a token": ("", f"{SECRET}\n"),
+    "a token twice": (".csv", f"{SECRET},{SECRET}\n{SECRET},1\n"),
+    "a table of users": (".csv", f"github.com,me,{SECRET}\n" * 2),
     "secrets in JSON": (".json", json.dumps({"auths": {"registry.example": {"auth": SECRET}}, "list": [SECRET]})),
+    "secrets as names": (".json", json.dumps({SECRET: {SECRET: 1}})),
+    "a list of secrets": (".json", json.dumps([SECRET])),
     "/etc/shadow": ("", linked("/etc/shadow")),
     "/proc/self/mem": ("", linked("/proc/self/mem")),
     "/proc/kmsg": ("", linked("/proc/kmsg")),

@@ -5,8 +5,10 @@ KERNELSIGHT_WORLDS is the percentage of the pairs of a door and an input that ar
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
+import re
 import signal
 import time
 import zlib
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.command_line import VERBS
+from kernelsight.server.tool_functions import FUNCTIONS
 from tests.cli.conftest import TINY_CONFIG, Answer
 from tests.conftest import WORLDS_PERCENT
 from tests.safety.doors import BASE, Door, doors
@@ -24,7 +27,8 @@ from tests.safety.test_fuzzed_readers import SPACES, parquet, point_bytes
 from tests.special_files import SPECIAL, special_file
 
 DOORS = {door.name: door for door in doors() if door.name != "serve --tokenizer" or importlib.util.find_spec("uvicorn")}
-MOST_CPU_S, MOST_BYTES = 8.0, 1 << 30
+PACKAGE = Path(__file__).parents[2] / "kernelsight"
+MOST_CPU_S, MOST_BYTES = 2.0, 1 << 30
 LOG = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n5,100,11,40,90\n"
 
 
@@ -95,6 +99,28 @@ def asked(door: Door, path: Path, command: Callable[..., Answer]) -> Answer:
 def test_every_verb_that_takes_a_file_has_a_command() -> None:
     assert {door.verb for door in DOORS.values()} < BASE.keys() <= VERBS.keys() and len(DOORS) >= 40
     assert len(INPUTS) >= 60
+
+
+def test_the_policy_names_every_door() -> None:
+    """The first column of SECURITY.md's table: options that take a file, routes and tools, as found by code."""
+    rows = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8").split("## Doors")[1].splitlines()
+    named = {word for row in rows if row.startswith("| ") for word in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    options = {door.verb if door.flag.positional else door.flag.options[0] for door in doors()}
+    app = ast.parse((PACKAGE / "server" / "app.py").read_text(encoding="utf-8"))
+    routes = {call.args[0].value for call in ast.walk(app)
+              if isinstance(call, ast.Call) and ast.unparse(call.func) == "Route"}  # fmt: skip
+    assert len(routes) >= 7 and options | routes | FUNCTIONS.keys() <= named
+    others = {
+        "serve",
+        "mcp",
+        "--db",
+        "--watch",
+        "--log http…",
+        "--llm-url",
+        "search run --measure",
+        "calibrate measure",
+    }
+    assert named - options - routes - FUNCTIONS.keys() <= others
 
 
 @pytest.mark.parametrize("name", DOORS)

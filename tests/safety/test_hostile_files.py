@@ -8,9 +8,6 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.logs import read_logs
@@ -19,7 +16,6 @@ from tests.files.test_bounded_values import alias_bomb
 from tests.special_files import SPECIAL, special_file
 
 PREDICT = ("predict", "--gpu", "h100_sxm", "--phase", "decode", "--context-len", "9")
-SIMULATE = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4")
 LOG = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n5,100,11,40,90\n"
 
 
@@ -158,20 +154,6 @@ def test_a_packed_trace_that_unpacks_to_far_too_much_is_refused(tmp_path: Path, 
         read_trace(path)
     path.write_bytes(gzip.compress(b"arrival_s,prompt_tokens,output_tokens\n" + b"0,1,1\n" * 100_000))
     assert read_trace(path).num_rows == 100_000
-
-
-def test_a_trace_of_more_rows_than_its_size_allows_is_refused_by_its_footer(
-    tmp_path: Path, refusal: Callable, in_time: None
-) -> None:
-    """Ten requests are asked for; 400 million rows of the same three numbers are a few megabytes on disk."""
-    path, rows = tmp_path / "t.parquet", 1_000_000
-    one = np.ones(rows, np.int64)
-    table = pa.table({"arrival_s": one.astype(float), "prompt_tokens": one, "output_tokens": one})
-    with pq.ParquetWriter(path, table.schema, compression="zstd", write_statistics=False) as writer:
-        for _ in range(60):
-            writer.write_table(table)
-    sentence = refusal(*SIMULATE, "--trace", path, "--num-prompts", "10")
-    assert f"trace {path}: the file holds 60,000,000 rows, which unpack to 1.44 GB; the most for" in sentence
 
 
 def test_a_name_with_patterns_is_that_file_alone(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_killed_search_asks_for_no_proposals_twice(script, tmp_path):
         ("time.sleep(60)", RunFailed, "did not answer round 1 within 1 s"),
         ("print('[1, 2]')", InvalidInput, "a proposal is no JSON object; print a JSON list of configurations"),
         ("print('hello')", InvalidInput, "the proposal 'hello' is no JSON; print a JSON list"),
-        ("print('[{\"vector\": null}]')", InvalidInput, "is no configuration; give parameters as numbers and words"),
+        ("print('[{\"vector\": null}]')", InvalidInput, "is no configuration: give parameters as numbers and words"),
         ("print('[]')", RunFailed, "the proposer gave no candidate that could be measured"),
     ],
 )

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import kernelsight as ks
-from kernelsight.server.engine_driver import Delivery, EngineDriver
+from kernelsight.server.engine_driver import MOST_US, Delivery, EngineDriver
 from kernelsight.server.live_engines import LiveEngines
 from kernelsight.server.start import engines_of
 from kernelsight.serving.runs.step_times import deploy
@@ -60,3 +60,23 @@ def test_a_cancelled_request_gets_no_token_of_the_step_that_runs(engines: LiveEn
     assert cancelled == [0, None, None]
     assert sum(tokens.count for tokens in stays.got) == 3 and not engines.active
     assert {tokens.sent_us for tokens in stays.got} == {float(engines.requests["sent_us"][1])}
+
+
+def test_a_turn_ends_however_late_it_is(engines: LiveEngines) -> None:
+    """Hours behind the clock, each turn simulates a second at most, and the next one goes on where it ended."""
+
+    async def main() -> None:
+        clock, receiver = Clock(), Receiver()
+        driver = EngineDriver(engines, 1000.0, clock)
+        assert driver.send(30, 4000, [], 0, receiver)
+        turns = reached_us = 0
+        while engines.active and turns < 1000:
+            clock.now_s += 3600.0
+            driver.turn()
+            turns += 1
+            assert engines.reached_us - reached_us <= MOST_US + 1e5  # of a step that ends later
+            reached_us = engines.reached_us
+        times_us = [tokens.time_us for tokens in receiver.got]
+        assert 5 < turns < 1000 and times_us == sorted(times_us)
+
+    asyncio.run(main())

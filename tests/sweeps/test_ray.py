@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kernelsight.errors import RunFailed
 from kernelsight.session import Session
 from kernelsight.sweeps import partitions
 from tests.asked import sweep
@@ -43,6 +44,17 @@ class FakeRay(SimpleNamespace):
     def get(self, task: tuple) -> Any:
         function, words = task
         return function(*words)
+
+
+@pytest.mark.parametrize("call", ["init", "wait", "get"])
+def test_what_fails_of_ray_is_one_sentence(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("The node died.\nCheck raylet.out.")
+
+    monkeypatch.setattr(partitions, "import_ray", lambda: FakeRay(**{call: fail}))
+    monkeypatch.setattr(partitions, "_serve_in_worker", lambda part, connect: part)
+    with pytest.raises(RunFailed, match=r"Ray failed \(OSError: The node died\); start or reach it, and continue with"):
+        list(partitions.run_on_ray(["a"], None))
 
 
 def test_each_task_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

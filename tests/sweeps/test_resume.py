@@ -107,11 +107,31 @@ def test_other_coefficients_are_another_sweep(
             sweep(other, GRID, folder=folder, resume=True)
 
 
+def victim(run: subprocess.Popen, draw: random.Random) -> int:
+    """Return the number of a command's process, or of one of its workers."""
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    workers = [n for n in children if b"resource_tracker" not in Path(f"/proc/{n}/cmdline").read_bytes()]
+    return int(draw.choice([run.pid, *workers]))
+
+
 @pytest.mark.whole
-def test_killed_again_and_again_at_random_moments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_again_and_again_at_random_moments(tmp_path: Path, workers: str) -> None:
     grid, out = tmp_path / "grid.json", tmp_path / "out.parquet"
     grid.write_text(json.dumps(SMALL | LOAD | {"tp": [1, 2], "max_concurrency": [1, 2, 4]}))
-    words = [sys.executable, "-m", "kernelsight", "sweep", str(grid), "-o", str(out), "--partition-requests", "24"]
+    words = [
+        sys.executable,
+        "-m",
+        "kernelsight",
+        "sweep",
+        str(grid),
+        "-o",
+        str(out),
+        "--partition-requests",
+        "24",
+        "--workers",
+        workers,
+    ]
     # what a run before the kill computed of its deployments is kept, as it is for users
     environment = os.environ | {"PYTHONPATH": str(ROOT), "KERNELSIGHT_CACHE": str(tmp_path / "kept")}
     draw, kills = random.Random(11), 0
@@ -124,7 +144,8 @@ def test_killed_again_and_again_at_random_moments(tmp_path: Path) -> None:
                     time.sleep(0.01)
             time.sleep(draw.uniform(0.0, 0.2 if kills % 2 == 0 else 0.8))
             if run.poll() is None:
-                os.kill(run.pid, signal.SIGKILL)
+                os.kill(victim(run, draw), signal.SIGKILL)
+                assert run.wait(60) in (0, 1, -signal.SIGKILL)
                 kills += 1
             else:
                 assert run.returncode == 0

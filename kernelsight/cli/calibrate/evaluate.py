@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from kernelsight import laboratory
 from kernelsight.catalog.gpu_names import plain_gpus
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels.kernel_scores import COLUMNS, score_rows
+from kernelsight.files.own import own_json
 from kernelsight.fitting.splits import HEADLINE_TRAIN, SITES_OF_A_GOAL, Split
 from kernelsight.number_format import number
 
@@ -57,7 +57,7 @@ def _report(row: dict[str, Any], target: Path | None) -> dict[str, Any]:
 
     with connect() as session:
         session.give("kernel_evaluations", [row])
-        report = json.loads(session.table(TABLES[0])["report"][0].as_py())
+        report = own_json(session.table(TABLES[0])["report"][0].as_py())
         if target and target.suffix == ".duckdb":
             session.save(target, ["kernel_evaluations", *TABLES])
     return report

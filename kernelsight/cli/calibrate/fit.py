@@ -82,18 +82,18 @@ def _known_gpus(arguments: argparse.Namespace) -> pa.Table:
 
 def _refuse_unusable(sweeps: list[Path], measured: list[str], gpu_names: list[str]) -> None:
     """Raise an error for sweeps without rows, of unknown GPUs, or with latencies that are not positive numbers."""
-    import duckdb
+    from kernelsight.fitting.sweep_files import read_points
 
     if not measured:
         raise InvalidInput(f"{sweeps[0]} has no rows; give a sweep with measured kernels.")
     for gpu in measured:
         if gpu not in gpu_names:
             raise unknown("GPU", gpu, gpu_names, "The GPUs of a sweep must be in the catalogue or in --gpus.")
-    points = duckdb.connect().read_parquet([str(path) for path in sweeps], union_by_name=True)
-    wrong = points.filter("not isfinite(latency_us) or latency_us <= 0").aggregate("count(*)").fetchall()[0][0]
-    if wrong:
+    wrong = "not isfinite(latency_us) or latency_us <= 0"
+    count = read_points(sweeps).filter(wrong).aggregate("count(*)").fetchall()[0][0]
+    if count:
         raise InvalidInput(
-            f"{wrong:,} rows have a latency that is not a positive number; `kernelsight calibrate import parquet` "
+            f"{count:,} rows have a latency that is not a positive number; `kernelsight calibrate import parquet` "
             "removes such rows and counts them."
         )
 

@@ -21,6 +21,7 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.evaluation.kernels.kernel_scores import BASELINES
 from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.own import own_json
 from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.metrics import mean_of, score
@@ -273,7 +274,7 @@ def evaluate(
 
 def _cell(family: str, dtype: str, rows: pa.Table) -> dict[str, Any]:
     """Return the report's entry of one cell: scores of all its rows, and of seen and unseen implementations."""
-    gpus = json.loads((rows.schema.metadata or {})[b"train_gpus"]).get(dtype, [])
+    gpus = own_json((rows.schema.metadata or {})[b"train_gpus"]).get(dtype, [])
     seen = rows["seen"]
     return {
         "family": family,

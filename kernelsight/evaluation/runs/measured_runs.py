@@ -5,8 +5,6 @@ A checkout reads the files and folders of published campaigns too (``kernelsight
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +16,11 @@ from kernelsight.catalog.tables import contracts, from_rows, read_columns, renam
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import check_file, open_file
-from kernelsight.files.budget import ROWS
+from kernelsight.files.budget import ROWS, SETTINGS
 from kernelsight.files.parquet_files import read_parquet
+from kernelsight.files.row_files import cells_of
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
+from kernelsight.serving.load.trace_formats import MOST_FIELDS
 
 AICONFIGURATOR = "aiconfigurator"
 ENDINGS = (".csv", ".parquet")
@@ -87,11 +87,11 @@ def _published() -> tuple[Any, ...]:
 
 def _header(path: Path) -> list[str]:
     """Return the column names of a CSV file."""
-    with (
-        open_file(path, lambda problem: _refusal(path, problem), ROWS) as file,
-        io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="") as text,
-    ):
-        return next(csv.reader(text), [])
+    with open_file(path, lambda problem: _refusal(path, problem), ROWS) as file:
+        cells = cells_of(file.readline(SETTINGS.bytes).decode("utf-8-sig", "replace"))
+    if len(cells) > MOST_FIELDS:
+        raise _refusal(path, f"has {len(cells):,} columns, more than {MOST_FIELDS:,}")
+    return cells
 
 
 def _refusal(path: Path, problem: str) -> InvalidInput:

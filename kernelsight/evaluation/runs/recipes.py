@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kernelsight import laboratory
 from kernelsight.errors import InvalidInput
+from kernelsight.files.own import own_json
 
 # columns of a recipe that are flags
 STATED = (
@@ -150,7 +150,7 @@ def flags_of(run: Mapping[str, Any], recipes: Iterable[Mapping[str, Any]]) -> tu
         flags |= {name: run.get(name) for name in ("num_speculative_tokens", "draft_acceptance_rate")}
     if flags.get("enable_expert_parallel"):
         del flags["expert_parallel_size"]
-    stated = json.loads(run["stated_flags"]) if run.get("stated_flags") else {}
+    stated = own_json(run["stated_flags"]) if run.get("stated_flags") else {}
     flags |= stated
     # a repeated prompt is a shared prefix of all its tokens but the last
     if distinct_prompts := flags.pop("distinct_prompts", recipe_fields.get("distinct_prompts")):

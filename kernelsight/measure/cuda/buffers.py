@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelsight.files.own import own_text
 from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 
@@ -81,7 +82,7 @@ def function(gpu: Gpu, name: str) -> Any:
     """Return a kernel of streaming.cu, compiled once per GPU."""
     module = getattr(gpu, "streaming_module", None)
     if module is None:
-        text = SOURCE.read_text(encoding="utf-8")
+        text = own_text(SOURCE)
         module = gpu.streaming_module = gpu.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
     return module.get_function(name)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import extra_missing
 from kernelsight.escape import json_in_script, script, visible_lines
+from kernelsight.files.own import own_text
 from kernelsight.number_format import number
 from kernelsight.present.page import MOST_ROWS, Figure, Page, Rows, Table
 
@@ -121,7 +122,7 @@ def html_of(page: Page, command: str | None = None) -> str:
         cards.append(Card(_title(title), text="\n".join(commands), wide=True))
     cards += [Card("How to repeat it", text=command, wide=True)] if command else []
     # after the figures: what a table cannot be is said before what is not installed
-    scripts = [chart_library(), script(Path(__file__).with_name("page.js").read_text(encoding="utf-8"))]
+    scripts = [chart_library(), script(own_text(Path(__file__).with_name("page.js")))]
     allowed_hashes = " ".join(f"'sha256-{_digest(script_text)}'" for script_text in scripts)
     parts = {"page": page, "tiles": tiles, "cards": [card for card in cards if card]}
     return _template().render(**parts, scripts_allowed=allowed_hashes, scripts=scripts)

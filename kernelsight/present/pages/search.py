@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import InvalidInput
+from kernelsight.files.own import own_json
 from kernelsight.number_format import number, percent
 from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Page, Table, pairs, queried
@@ -102,4 +102,4 @@ def _parameters(session: Session) -> list[dict[str, Any]]:
         "select parameters from kernel_candidates join search_summary on candidate_id = best_candidate "
         "join search_scenarios using (search_id, space)"
     ).to_pylist()
-    return pairs(json.loads(rows[0]["parameters"]), ("parameter", "value"))
+    return pairs(own_json(rows[0]["parameters"]), ("parameter", "value"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 from kernelsight.catalog.tables import catalogue_yaml, facts
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
+from kernelsight.files.bounded_values import parse_json
+from kernelsight.files.budget import OPTIONS
 from kernelsight.models.config import served_name
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.launch.engine_options import Option, options
@@ -193,11 +196,9 @@ def _put(fields: dict[str, Any], path: list[str], value: str | None) -> None:
     """Set a nested field, with its value parsed as JSON where it is."""
     for name in path[:-1]:
         fields = fields.setdefault(name, {})
-    plain = "true" if value is None else value
-    try:
-        fields[path[-1]] = json.loads(plain)
-    except (ValueError, RecursionError):
-        fields[path[-1]] = plain
+    fields[path[-1]] = plain = "true" if value is None else value
+    with contextlib.suppress(InvalidInput):
+        fields[path[-1]] = parse_json(plain, InvalidInput, OPTIONS)
 
 
 def _as_yaml(fields: Mapping[str, Any]) -> str:

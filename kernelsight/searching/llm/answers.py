@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from kernelsight.errors import InvalidInput
+from kernelsight.files.bounded_values import json_values, parse_json
+from kernelsight.files.budget import SCRAPE
 from kernelsight.files.numbers import is_number
 from kernelsight.searching.llm.prompt import BINS, EDGES
 
@@ -59,10 +62,8 @@ def _tool_fields(message: Mapping[str, Any]) -> dict[str, Any] | None:
     function = calls[0].get("function")
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
+        with contextlib.suppress(InvalidInput):
+            arguments = parse_json(arguments, InvalidInput, SCRAPE)
     return arguments if isinstance(arguments, dict) else None
 
 
@@ -70,17 +71,15 @@ def _text_fields(text: Any) -> dict[str, Any] | None:
     """Return the last JSON object in a text that has a field of the answer."""
     if not isinstance(text, str):
         return None
-    decoder, fields, start = json.JSONDecoder(), None, text.find("{")
+    fields, start = None, text.find("{")
     for _ in range(MOST_OBJECTS):
         if start < 0:
             break
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            if isinstance(value, dict) and any(name in value for name in BINS):
-                fields = value
+        value, end = None, start + 1
+        with contextlib.suppress(ValueError):
+            value, end = next(json_values(text, start))
+        if isinstance(value, dict) and any(name in value for name in BINS):
+            fields = value
         start = text.find("{", end)
     return fields
 

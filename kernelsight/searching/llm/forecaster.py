@@ -7,7 +7,6 @@ forecast, and the failures are counted. The source of kernels is never executed 
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from kernelsight.caches.durable import durable_file, locked
 from kernelsight.caches.journal import Journal, journal_path, read_journal
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
+from kernelsight.files.own import own_json
 from kernelsight.searching.llm.answers import LOG_EDGES, isotonic, log_quantile, log_spread, read_answer, share_below
 from kernelsight.searching.llm.client import UNKNOWN_FIELD, Reply, Server, ask
 from kernelsight.searching.llm.prompt import TOOL, messages, prompt_hash, tool
@@ -155,10 +155,10 @@ def _measured_gpu(scenario: Mapping[str, Any]) -> str:
 
 def nearest(row: Mapping[str, Any], measured: Sequence[Mapping], count: int, excluded: Sequence[str]) -> list[Mapping]:
     """Return up to ``count`` measured candidates with the fewest parameters that differ from a candidate's."""
-    parameters = json.loads(row["parameters"])
+    parameters = own_json(row["parameters"])
 
     def differences(candidate: Mapping[str, Any]) -> tuple[int, str]:
-        others = json.loads(candidate["parameters"])
+        others = own_json(candidate["parameters"])
         different = sum(parameters.get(name) != others.get(name) for name in {*parameters, *others})
         return different, candidate["candidate_id"]
 

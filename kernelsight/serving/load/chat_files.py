@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelsight import errors
+from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.budget import WHOLE
+from kernelsight.files.row_faults import Faults, json_objects
 from kernelsight.serving.load.conversation_files import Conversations
 from kernelsight.serving.load.dependencies import Dependencies
 from kernelsight.serving.load.prompts import block_keys, chat_text, estimated_tokens, read_tokenizer
@@ -64,16 +66,16 @@ def read_chats(path: Path, data: bytes, tokenizer: str | None) -> Conversations:
     pairs: list[tuple[int, int, float]] = []
     numbers: dict[bytes, int] = {}
     unanswered = 0
-    for number, (place, chat) in enumerate(_chats(path, data), 1):
+    unused = Faults()
+    for number, (place, chat) in enumerate(_chats(path, data, unused), 1):
         previous = None
         for turn in _turns(chat):
             try:
                 prompt = tokens_of(chat_text([{"role": "user", "content": ""} | dict(one) for one in turn.before]))
                 output = turn.most_tokens if turn.answer is None else tokens_of(turn.answer).size
             except UnicodeEncodeError:
-                raise errors.trace_place_unusable(
-                    path, place, "it has half of a surrogate pair", "Remove it."
-                ) from None
+                unused.add("encoding", 1, place, "it has half of a surrogate pair")
+                break
             if not output:
                 unanswered += 1
                 continue
@@ -84,34 +86,33 @@ def read_chats(path: Path, data: bytes, tokenizer: str | None) -> Conversations:
             if previous is not None:
                 pairs.append((len(names) - 1, previous, 0.0))
             previous = len(names) - 1
+    if not names and unused.counted:
+        raise errors.trace_place_unusable(path, *unused.first(), "Correct it.")
     if not names:
         problem = f"none of its {unanswered:,} messages has an answer or max_tokens, so that output lengths are unknown"
         raise errors.trace_unusable(path, problem, "Add max_tokens, or give lengths: --input-len and --output-len.")
     counted = "counted by the tokenizer" if tokenizer else "estimated, four bytes a token (--tokenizer counts them)"
     left_out = f"; {unanswered:,} messages without an answer are left out" if unanswered else ""
+    left_out += f"; {unused.sentence(len(names), 'chats and requests')}" if unused.counted else ""
     say_once(f"trace {path}: {len(names):,} requests of texts, whose tokens are {counted}{left_out}")
     prompts, outputs = np.array(sizes, np.int64).T
     return Conversations(names, prompts, outputs, hashes, BLOCK_TOKENS, Dependencies.of(pairs))
 
 
-def _chats(path: Path, data: bytes) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (place, object) of each chat: of a list, of one object a line, or a single one."""
-    text = data.decode("utf-8", "replace")
+def _chats(path: Path, data: bytes, unused: Faults) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (place, object) of each chat: of a list, of one object a line, or a single one; others are ``unused``."""
 
-    def parsed(piece: str, place: str) -> Any:
-        return parse_json(
-            piece, lambda found: errors.trace_place_unusable(path, place, f"the text {found}", "Correct it."), WHOLE
-        )
+    def refuse(found: str) -> errors.InvalidInput:
+        return errors.trace_unusable(path, f"the list {found}", "Correct it.")
 
-    if text.lstrip()[:1] == "[":
-        entries = [(f"entry {number}", entry) for number, entry in enumerate(parsed(text, "the list"), 1)]
-    else:
-        lines = enumerate(text.splitlines(), 1)
-        entries = [(f"line {number}", parsed(line, f"line {number}")) for number, line in lines if line.strip()]
-    for place, entry in entries:
-        if not isinstance(entry, Mapping):
-            raise errors.trace_place_unusable(path, place, "it is no object", "Write one object a chat.")
-        yield place, entry
+    if data.lstrip()[:1] != b"[":
+        yield from json_objects(data, unused)
+        return
+    for number, entry in enumerate(parse_json(decoded(data, refuse), refuse, WHOLE), 1):
+        if isinstance(entry, Mapping):
+            yield f"entry {number}", entry
+        else:
+            unused.add("object", 1, f"entry {number}", "it is no object")
 
 
 def _turns(chat: Mapping[str, Any]) -> Iterator[Turn]:

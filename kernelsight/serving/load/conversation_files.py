@@ -17,7 +17,7 @@ The format is that of github.com/callanjfox/kv-cache-tester (folder ``traces``):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.budget import WHOLE
 from kernelsight.files.numbers import is_number
+from kernelsight.files.row_faults import Faults
 from kernelsight.serving.load.dependencies import Dependencies, first_bad_pause, pause_fault
 
 LARGEST_SIZE = 2**53
@@ -52,11 +53,29 @@ def is_conversation(data: bytes) -> bool:
     return head.lstrip()[:1] == b"{" and b'"requests"' in head and b'"block_size"' in head
 
 
-def read_conversations(files: Iterator[tuple[Path, bytes]], *, shared_prefix: bool = False) -> Conversations:
-    """Read conversations from (path, content) of files; InvalidInput names the file and, if known, the request."""
-    reading = _Reading(shared_prefix)
-    for path, data in files:
-        reading.add(path, data)
+def read_conversations(
+    files: Mapping[Path, Callable[[Path], bytes]], unused: Faults, *, shared_prefix: bool = False
+) -> Conversations:
+    """Read conversations from files, by what gives their content; files that cannot be used are counted as ``unused``.
+
+    InvalidInput: all of them are; it names the first and, if known, the request.
+    """
+    reading, read, first = _Reading(shared_prefix), 0, None
+    for path, content_of in files.items():
+        before = [len(values) for values in reading.rows()]
+        try:
+            reading.add(path, content_of(path))
+            read += 1
+        except errors.InvalidInput as fault:
+            first = first or fault
+            reason = str(fault).removeprefix(f"trace {path}").lstrip(":, ").removesuffix(f". {ADVICE}")
+            unused.add(reason, 1, path.name, reason)
+            for values, size in zip(reading.rows(), before, strict=True):
+                del values[size:]
+            reading.block_tokens = reading.block_tokens if read else None
+            reading.known = {name: known for name, known in reading.known.items() if known != path}
+    if not read and first is not None:
+        raise first
     return reading.conversations()
 
 
@@ -75,6 +94,10 @@ class _Reading:
         self.blocks = 0
         self.block_tokens: int | None = None
 
+    def rows(self) -> tuple[list[Any], ...]:
+        """Return the lists that grow with each request, or with what it waits for."""
+        return self.names, self.prompts, self.outputs, self.hashes, self.pairs
+
     def conversations(self) -> Conversations:
         """Return all requests that were read."""
         sizes = np.array(self.prompts, np.int64), np.array(self.outputs, np.int64)
@@ -86,6 +109,9 @@ class _Reading:
         def refuse(problem: str) -> errors.InvalidInput:
             return errors.trace_unusable(path, f"it {problem}", ADVICE)
 
+        if not is_conversation(data):
+            problem = "it is no recorded conversation: it lacks block_size and requests"
+            raise errors.trace_unusable(path, problem, "Give a folder of conversations alone, or the path of a trace.")
         document = parse_json(decoded(data, refuse), refuse, WHOLE)
         if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
             raise errors.trace_unusable(path, "it has no list of requests", ADVICE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,14 +12,15 @@ import pyarrow.compute as pc
 
 from kernelsight import errors
 from kernelsight.errors import shown
+from kernelsight.files.row_faults import Faults
 from kernelsight.scenario.load_rules import CONVERSATION_ENDINGS
 from kernelsight.serving.load import dependencies as waiting
 from kernelsight.serving.load.chat_files import is_chats, read_chats, say_once
 from kernelsight.serving.load.conversation_files import Conversations, is_conversation, read_conversations
 from kernelsight.serving.load.dependencies import Dependencies
 from kernelsight.serving.load.trace_files import content_of, read_container
-from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace
-from kernelsight.serving.load.traces import TRACE_SCHEMA, numbers, requests_of_trace, text_of
+from kernelsight.serving.load.trace_formats import Fault, RawTrace
+from kernelsight.serving.load.traces import TRACE_SCHEMA, note, numbers, requests_of_trace, text_of
 
 
 class RecordedLoad(NamedTuple):
@@ -44,8 +44,8 @@ def read_load(
     """Read a trace, texts of chats, a conversation, or a folder of conversations.
 
     ``shared_prefix``: see ``conversation_files``; ``columns``: see ``trace_formats.recognise``; ``tokenizer``: path of
-    the tokenizer that counts the tokens of texts. Requests of a published trace that failed are left out, and a log
-    record says how many. Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
+    the tokenizer that counts the tokens of texts. Requests that failed or cannot be used are left out, and a log record
+    says how many and why. Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,39 +54,34 @@ def read_load(
     ...     read_load(file).requests.select(["arrival_s", "prompt_tokens"]).to_pylist()
     [{'arrival_s': 0.0, 'prompt_tokens': 128}, {'arrival_s': 0.5, 'prompt_tokens': 64}]
     """
-    path = Path(path)
-    if path.is_dir():
-        return _of_conversations(read_conversations(_contents_of(path), shared_prefix=shared_prefix))
-    data = content_of(path)
-    if is_conversation(data):
-        return _of_conversations(read_conversations(iter([(path, data)]), shared_prefix=shared_prefix))
+    path, unused = Path(path), Faults()
+    data = b"" if path.is_dir() else content_of(path)
+    if path.is_dir() or is_conversation(data):
+        files = dict.fromkeys(_in_folder(path), content_of) if path.is_dir() else {path: lambda _: data}
+        conversations = read_conversations(files, unused, shared_prefix=shared_prefix)
+        if unused.counted:
+            say_once(f"trace {path}: {unused.sentence(len(files) - unused.rows, 'files')}")
+        return _of_conversations(conversations)
     if shared_prefix:
         problem = "shared_prefix is set, but it states no tokens of tools and system prompts"
         raise errors.trace_unusable(path, problem, "Leave shared_prefix unset: the hashes say what prompts share.")
     if is_chats(data) and not columns:
         return _of_conversations(read_chats(path, data, tokenizer))
-    raw = _without_failed(read_container(path, data, columns))
-    dependencies = _dependencies(raw)
-    waits = np.zeros(raw.columns.num_rows, bool)
-    waits[dependencies.request] = True
-    return RecordedLoad(requests_of_trace(raw, waits), dependencies, timed=raw.format.arrival is not None)
-
-
-def _without_failed(raw: RawTrace) -> RawTrace:
-    """Return a trace without the requests that its form marks as failed by an output of no tokens."""
-    if not raw.format.no_output_is_failed or not raw.columns.num_rows:
-        return raw
-    kept = np.flatnonzero(numbers(raw.columns[raw.format.output_tokens]) != 0)
-    failed = raw.columns.num_rows - kept.size
-    if not failed:
-        return raw
-    if not kept.size:
-        raise errors.trace_unusable(raw.path, "all of its requests failed", "Give a file with some that succeeded.")
-    say_once(
-        f"trace {raw.path}: {failed:,} of {raw.columns.num_rows:,} requests failed (0 {raw.format.output_tokens}) and "
-        "are left out"
-    )
-    return raw._replace(columns=raw.columns.take(pa.array(kept)), place=lambda row: raw.place(int(kept[row])))
+    raw, requests = read_container(path, data, columns), None
+    while requests is None:
+        faults: list[Fault] = []
+        dependencies = _dependencies(raw, faults)
+        waits = np.zeros(raw.columns.num_rows, bool)
+        waits[dependencies.request] = True
+        found = requests_of_trace(raw, waits, faults)
+        raw, requests = (raw.without(faults), None) if faults else (raw, found)
+    if raw.unused.rows > requests.num_rows:
+        all_rows = raw.unused.rows + requests.num_rows
+        advice = f"Of {all_rows:,} requests {raw.unused.rows:,} cannot be used: give a trace of a known form."
+        raise errors.trace_place_unusable(path, *raw.unused.first(), advice)
+    if raw.unused.counted:
+        say_once(f"trace {path}: {raw.unused.sentence(requests.num_rows, 'requests')}")
+    return RecordedLoad(requests, dependencies, timed=raw.format.arrival is not None)
 
 
 def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.Table:
@@ -107,18 +102,13 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     return sorted(file for file in path.iterdir() if file.name.endswith(CONVERSATION_ENDINGS) and file.is_file())
 
 
-def _contents_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yield (path, content) of a folder's conversations, sorted by name; InvalidInput: none, or another JSON file."""
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the conversations of a folder, sorted by name; InvalidInput: there are none."""
     paths = files_of(folder)
     if not paths:
         problem = f"the folder has no file that ends with {', '.join(CONVERSATION_ENDINGS)}"
         raise errors.trace_unusable(folder, problem, "Give a folder of recorded conversations, or the path of a trace.")
-    for path in paths:
-        data = content_of(path)
-        if not is_conversation(data):
-            problem = "it is no recorded conversation: it lacks block_size and requests"
-            raise errors.trace_unusable(path, problem, "Give a folder of conversations alone, or the path of a trace.")
-        yield path, data
+    return paths
 
 
 def _of_conversations(conversations: Conversations) -> RecordedLoad:
@@ -138,45 +128,41 @@ def _of_conversations(conversations: Conversations) -> RecordedLoad:
     return RecordedLoad(pa.table(columns, schema=TRACE_SCHEMA), conversations.dependencies, timed=False)
 
 
-def _dependencies(raw: RawTrace) -> Dependencies:
-    """Return the dependencies of a trace: from its column ``after``, or the turns of its sessions."""
-    pairs = _after_pairs(raw) + _session_pairs(raw)
+def _dependencies(raw: RawTrace, faults: list[Fault]) -> Dependencies:
+    """Return the dependencies of a trace: from its column ``after``, or the turns of its sessions; note faulty rows."""
+    pairs = _after_pairs(raw, faults) + _session_pairs(raw)
     pauses = numbers(raw.column(raw.format.pause)) / raw.format.pauses_per_second
     has_pause = raw.column(raw.format.pause).is_valid().to_numpy()
     bad = has_pause & ~((pauses >= 0) & (pauses <= waiting.LONGEST_S))
     if bad.any():
-        row = int(bad.argmax())
-        problem, advice = waiting.pause_fault(raw.columns[raw.format.pause][row].as_py())
-        raise raw.fault(row, problem.replace("think_s", str(raw.format.pause)), advice)
+        problem, advice = waiting.pause_fault(raw.columns[raw.format.pause][int(bad.argmax())].as_py())
+        note(faults, bad, "pause", problem.replace("think_s", str(raw.format.pause)), advice)
     dependencies = Dependencies.of(
-        [(row, after, float(pauses[row]) if has_pause[row] else 0.0) for row, after in pairs]
+        [(row, after, float(pauses[row]) if has_pause[row] and not bad[row] else 0.0) for row, after in pairs]
     )
-    in_cycle = np.flatnonzero(waiting.generations(dependencies, raw.columns.num_rows) < 0)
-    if in_cycle.size:
-        raise raw.fault(int(in_cycle[0]), "it waits for itself, by way of the requests before it")
+    is_endless = waiting.generations(dependencies, raw.columns.num_rows) < 0
+    note(faults, is_endless, "endless", "it waits for itself, by way of the requests before it")
     return dependencies
 
 
-def _after_pairs(raw: RawTrace) -> list[tuple[int, int]]:
-    """Return (request, request named in its ``after``) as row numbers; without ids, names are row numbers from 0."""
-    after = text_of(raw, raw.format.after)
-    waits = np.flatnonzero(after.is_valid().to_numpy())
-    if not waits.size:
+def _after_pairs(raw: RawTrace, faults: list[Fault]) -> list[tuple[int, int]]:
+    """Return (request, request named in its ``after``) as row numbers; without ids, names are row numbers from 0.
+
+    A request that waits for one which is not there waits for itself, as do those that wait for it.
+    """
+    named, ids = text_of(raw, raw.format.after), text_of(raw, raw.format.request_id)
+    if named.null_count == len(named):
         return []
-    names = text_of(raw, raw.format.request_id)
-    names = [str(row) for row in range(len(names))] if names.null_count == len(names) else names.to_pylist()
-    rows: dict[str, int] = {}
-    for row, name in enumerate(names):
-        if name is not None and rows.setdefault(name, row) != row:
-            raise raw.fault(row, f"{raw.format.request_id} {shown(name)} is that of an earlier request as well")
-    pairs = []
-    for row in waits.tolist():
-        name = after[row].as_py()
-        if name not in rows:
-            problem = f"{raw.format.after} is {shown(name)}, but no request has this {raw.format.request_id}"
-            raise raw.fault(row, problem, CORRECT_LINE)
-        pairs.append((row, rows[name]))
-    return pairs
+    after, names = named.to_pylist(), ids.to_pylist() if ids.null_count < len(ids) else list(map(str, raw.rows))
+    rows: dict[str | None, int] = {None: -1}
+    repeated = np.array([name is not None and rows.setdefault(name, row) != row for row, name in enumerate(names)])
+    lost = np.array([name not in rows for name in after])
+    for bad, stated, rule in (
+        (repeated, names, f"{raw.format.request_id} is {{}}, that of an earlier request as well"),
+        (lost, after, f"{raw.format.after} is {{}}, but no request has this {raw.format.request_id}"),
+    ):
+        note(faults, bad, rule, rule.format(shown(stated[int(bad.argmax())])))
+    return [(row, rows.get(name, row)) for row, name in enumerate(after) if name is not None]
 
 
 def _session_pairs(raw: RawTrace) -> list[tuple[int, int]]:

@@ -5,14 +5,12 @@ Arrow reads the files in bulk. The line of an error, which Arrow does not report
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 import zlib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
@@ -20,9 +18,10 @@ import pyarrow.json
 from kernelsight import errors
 from kernelsight.errors import shown
 from kernelsight.files.bounded_files import pieces_of, read_bytes, unpacked, within_ratio
-from kernelsight.files.bounded_values import without_repeats
 from kernelsight.files.budget import WHOLE
 from kernelsight.files.parquet_files import read_schema, read_source
+from kernelsight.files.row_faults import Faults, json_objects
+from kernelsight.files.row_files import cells_of
 from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace, TraceFormat, recognise
 
 ZSTD_PIECE = 1 << 20
@@ -36,11 +35,9 @@ def read_container(path: Path, data: bytes, names: str | None = None) -> RawTrac
     ``data``: from :func:`content_of`; ``names``: what --columns maps.
     InvalidInput: empty, damaged, of an unknown format, or without required columns.
     """
-    if data[:4] == b"PAR1":
-        return _read_parquet(path, data, names)
-    if data.lstrip()[:1] in (b"{", b"["):
-        return _read_json_lines(path, data, names)
-    return _read_csv(path, data, names)
+    is_json = data.lstrip()[:1] in (b"{", b"[")
+    read = _read_parquet if data[:4] == b"PAR1" else _read_json_lines if is_json else _read_csv
+    return read(path, data, names)
 
 
 def content_of(path: Path) -> bytes:
@@ -77,25 +74,26 @@ def _read_parquet(path: Path, data: bytes, columns: str | None) -> RawTrace:
     names = read_schema(buffer, refuse).names
     trace_format = recognise(path, names, columns)
     columns = read_source(buffer, len(data), refuse, [field for field in trace_format.fields() if field in names])
-    return RawTrace(path, trace_format, columns, lambda row: f"row {row + 1}")
+    return RawTrace(path, trace_format, columns, np.arange(columns.num_rows), lambda row: f"row {row + 1}", Faults())
 
 
 def _read_csv(path: Path, data: bytes, columns: str | None) -> RawTrace:
     """Read the fields of a CSV file as text; like Arrow, row numbers skip empty lines."""
+    header = _csv_header(data)
+    trace_format = recognise(path, header, columns)
+    used, unused = [f for f in trace_format.fields() if f in header], Faults()
+    data = data if data.isascii() else _without_other_encodings(data, unused)
+    filled = [number for number, line in enumerate(data.splitlines(), 1) if line]
+    ragged: list[int] = []
 
-    def place(row: int) -> str:  # row -1 is the header
-        filled = [number for number, line in enumerate(data.splitlines(), 1) if line]
+    def place(row: int) -> str:
         # text in quotes may have line ends: then rows are counted instead
         return f"line {filled[row + 1]}" if row + 1 < len(filled) else f"row {row + 1}"
 
-    header = _csv_header(data)
-    trace_format = recognise(path, header, columns)
-    _refuse_other_encodings(path, data)
-    used = [f for f in trace_format.fields() if f in header]
-    ragged: list[tuple[int, str]] = []
-
     def keep_ragged(row: pa.csv.InvalidRow) -> str:
-        ragged.append((row.number - 2, f"{row.actual_columns} fields instead of {row.expected_columns}"))
+        ragged.append(row.number - 2)
+        problem = f"{row.actual_columns} fields instead of {row.expected_columns}"
+        unused.add("ragged", 1, place(ragged[-1]), problem)
         return "skip"
 
     try:
@@ -112,30 +110,26 @@ def _read_csv(path: Path, data: bytes, columns: str | None) -> RawTrace:
         )
     except pa.ArrowException as problem:
         raise errors.trace_unusable(path, f"it cannot be read ({_first_line(problem)})", "Correct the file.") from None
-    raw = RawTrace(path, trace_format, columns, place)
-    if ragged:
-        row, fault = ragged[0]
-        raise raw.fault(row, fault)
-    return raw
+    rows = np.delete(np.arange(columns.num_rows + len(ragged)), ragged)
+    return RawTrace(path, trace_format, columns, rows, place, unused)
 
 
-def _refuse_other_encodings(path: Path, data: bytes) -> None:
-    """Raise InvalidInput for bytes that are not UTF-8: Arrow cannot show such a row to its handler."""
-    for line, text in enumerate(() if data.isascii() else io.BytesIO(data), start=1):
+def _without_other_encodings(data: bytes, unused: Faults) -> bytes:
+    """Return text with the lines that are not UTF-8 left empty: Arrow cannot show such a row to its handler."""
+    lines = io.BytesIO(data).readlines()
+    for number, line in enumerate(lines, start=1):
         try:
-            text.decode()
+            line.decode()
         except UnicodeDecodeError:
-            advice = "Write the file as UTF-8."
-            raise errors.trace_place_unusable(path, f"line {line}", "it is not valid UTF-8", advice) from None
+            lines[number - 1] = b"\n"
+            unused.add("encoding", 1, f"line {number}", "it is not valid UTF-8")
+    return b"".join(lines)
 
 
 def _csv_header(data: bytes) -> list[str]:
     """Return the fields of the first line that is not empty."""
     start = next(line for line in data[: 1 << 20].splitlines() if line).decode("utf-8", "replace")
-    try:
-        return next(csv.reader([start]))
-    except csv.Error:  # not CSV: report the line as one field
-        return [start]
+    return cells_of(start) or [start]  # not CSV: report the line as one field
 
 
 def _first_line(problem: Exception) -> str:
@@ -144,7 +138,10 @@ def _first_line(problem: Exception) -> str:
 
 def _read_json_lines(path: Path, data: bytes, columns: str | None) -> RawTrace:
     """Read JSON lines with Arrow; if Arrow fails, or lines and rows differ, read them in Python to locate the error."""
-    first = next(_json_objects(path, data))[1]
+    unused = Faults()
+    first = next((record for _, record in json_objects(data, unused)), None)
+    if first is None:
+        raise errors.trace_place_unusable(path, *unused.first(), CORRECT_LINE)
     trace_format = recognise(path, list(first), columns)
     types = {f: pa.float64() for f in trace_format.fields()}
     numbered = all(isinstance(first.get(f, 0), int) for f in trace_format.names())
@@ -160,29 +157,12 @@ def _read_json_lines(path: Path, data: bytes, columns: str | None) -> RawTrace:
         return _read_json_line_by_line(path, data, trace_format)
     if columns.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
         return _read_json_line_by_line(path, data, trace_format)
-    return RawTrace(path, trace_format, columns, lambda row: f"line {row + 1}")
-
-
-def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict]]:
-    """Yield (line number, object) of each line that is not blank."""
-    for number, line in enumerate(io.BytesIO(data), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line, object_pairs_hook=without_repeats)
-        except (ValueError, RecursionError) as problem:
-            what = f"not a JSON object ({_first_line(problem)})"
-            raise errors.trace_place_unusable(path, f"line {number}", what, CORRECT_LINE) from None
-        if not isinstance(value, dict):
-            what = f"a JSON {type(value).__name__} instead of an object"
-            advice = "Write one object per line and request."
-            raise errors.trace_place_unusable(path, f"line {number}", what, advice)
-        yield number, value
+    return RawTrace(path, trace_format, columns, np.arange(columns.num_rows), lambda row: f"line {row + 1}", Faults())
 
 
 def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) -> RawTrace:
     """Read JSON lines with Python: slower than Arrow, with the same result, and a line number for each error."""
-    numbers, values = [], {field: [] for field in trace_format.fields()}
+    numbers, unused, values = [], Faults(), {field: [] for field in trace_format.fields()}
 
     def checked(field: str, value: object) -> object:
         kind = "a number"
@@ -198,16 +178,22 @@ def _read_json_line_by_line(path: Path, data: bytes, trace_format: TraceFormat) 
             is_readable = type(value) in (int, float)
             value = float(min(max(value, -HUGE), HUGE)) if is_readable and value == value else value
         if not is_readable:
-            problem = f"{field} is {shown(value)} instead of {kind}"
-            raise errors.trace_place_unusable(path, f"line {numbers[-1]}", problem, CORRECT_LINE)
+            raise TypeError(f"{field} is {shown(value)} instead of {kind}")
         return value
 
-    for number, record in _json_objects(path, data):
-        numbers.append(number)
-        for field, column in values.items():
-            column.append(checked(field, record.get(field)))
+    for place, record in json_objects(data, unused):
+        try:
+            row = [checked(field, record.get(field)) for field in values]
+        except TypeError as problem:
+            unused.add("type", 1, place, str(problem))
+            continue
+        numbers.append(int(place.removeprefix("line ")))
+        for column, value in zip(values.values(), row, strict=True):
+            column.append(value)
     types = dict.fromkeys(values, pa.float64())
     types |= dict.fromkeys(trace_format.names(), pa.string())
     types[trace_format.hash_ids] = pa.list_(pa.int64())
     columns = pa.table({field: pa.array(column, types[field]) for field, column in values.items()})
-    return RawTrace(path, trace_format, columns, lambda row: f"line {numbers[row]}")
+    filled = np.array([number for number, line in enumerate(io.BytesIO(data), 1) if line.strip()])
+    rows = np.searchsorted(filled, numbers)
+    return RawTrace(path, trace_format, columns, rows, lambda row: f"line {filled[row]}", unused)

@@ -9,14 +9,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from kernelsight import errors
 from kernelsight.catalog.tables import facts
+from kernelsight.files.row_faults import Faults
 from kernelsight.scenario.proposed_columns import columns_flag
 
 CORRECT_LINE = "Correct or remove it."
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+# names that are looked at: no trace has more fields
+MOST_FIELDS = 10_000
 
 
 class TraceFormat(NamedTuple):
@@ -76,12 +80,14 @@ def formats() -> tuple[TraceFormat, ...]:
 
 
 class RawTrace(NamedTuple):
-    """The columns of a trace file as they are, before checks."""
+    """The columns of a trace file as they are, before checks, and the rows of it that cannot be used."""
 
     path: Path
     format: TraceFormat
     columns: pa.Table
-    place: Callable[[int], str]  # from a row to its place in the file, such as "line 7"
+    rows: np.ndarray  # number in the file of each row, from 0, without header and blank lines
+    place_of: Callable[[int], str]  # from a number in the file to its place, such as "line 7"
+    unused: Faults
 
     def column(self, field: str | int | None) -> pa.ChunkedArray:
         """Return a column of the trace; nulls if the trace has no such column."""
@@ -89,9 +95,34 @@ class RawTrace(NamedTuple):
             return self.columns[field]
         return pa.chunked_array([pa.nulls(self.columns.num_rows)])
 
+    def place(self, row: int) -> str:
+        """Return the place in the file of a row of ``columns``."""
+        return self.place_of(int(self.rows[row]))
+
     def fault(self, row: int, problem: str, advice: str = CORRECT_LINE) -> errors.InvalidInput:
-        """Build the error for one row, counted from 0 without header and blank lines."""
+        """Build the error for one row of ``columns``."""
         return errors.trace_place_unusable(self.path, self.place(row), problem, advice)
+
+    def without(self, faults: list[Fault]) -> RawTrace:
+        """Return the trace without the rows at fault, which are counted; InvalidInput names the first if all are."""
+        faults.sort(key=lambda fault: int(fault.rows.argmax()))
+        kept = ~np.logical_or.reduce([fault.rows for fault in faults])
+        if not kept.any():
+            raise self.fault(int(faults[0].rows.argmax()), faults[0].problem, faults[0].advice)
+        left = np.ones(kept.size, bool)
+        for rows, rule, problem, _ in faults:
+            self.unused.add(rule, int((rows & left).sum()), self.place(int(rows.argmax())), problem)
+            left &= ~rows
+        return self._replace(columns=self.columns.filter(pa.array(kept)), rows=self.rows[kept])
+
+
+class Fault(NamedTuple):
+    """Rows of a trace that break a rule, shape [requests] bool; the problem of the first of them, and what to do."""
+
+    rows: np.ndarray
+    rule: str
+    problem: str
+    advice: str = CORRECT_LINE
 
 
 # attribute of a format, by our name of a column
@@ -107,12 +138,15 @@ def recognise(path: Path, fields: list[str], columns: str | None = None) -> Trac
 
     ``columns``: our columns and those of the file, joined by semicolons: ``arrival_s=ts[ms];prompt_tokens=in``.
     """
+    if len(fields) > MOST_FIELDS:
+        problem = f"it has {len(fields):,} fields, more than {MOST_FIELDS:,}"
+        raise errors.trace_unusable(path, problem, "Give a row or an object for each request.")
     # other fields are not shown: the file may be no trace, and its first line a secret
     known = formats()
-    shown_fields = errors.familiar(fields, {field for each in known for field in each.fields()})
+    names = {field for each in known for field in each.fields()}
     repeated = sorted(field for field, count in Counter(fields).items() if count > 1)
     if repeated:
-        found = ", ".join(field for field in repeated if field in shown_fields) or "in its first line"
+        found = ", ".join(errors.familiar(repeated, names)) or "in its first line"
         raise errors.trace_unusable(path, f"duplicate columns {found}", "Keep one of each.")
     present = set(fields)
     nearest = max(
@@ -128,8 +162,7 @@ def recognise(path: Path, fields: list[str], columns: str | None = None) -> Trac
     if missing and (line := columns_flag(fields, latencies=False)):
         raise errors.trace_unusable(path, "its columns have other names", f"Try {line}")
     if len(missing) == len(nearest.required()):
-        found = ", ".join(map(repr, shown_fields)) or "none with the name of a known one"
-        problem = f"unknown format with {len(fields)} field{'s' * (len(fields) > 1)}: {found}"
+        problem = f"unknown format with {errors.fields_found(fields, names)}"
         error = errors.trace_unusable(path, problem, "Map them: --columns arrival_s=… prompt_tokens=… output_tokens=…")
         forms = "; ".join(f"{f.name} ({', '.join(f.required())})" for f in known)
         error.details = f"known formats: {forms}; conversations of agents; chats, ShareGPT, OpenAI batch files"

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from kernelsight import errors
 from kernelsight.dataflow.rows import python_values
 from kernelsight.errors import shown
-from kernelsight.serving.load.trace_formats import CORRECT_LINE, RawTrace
+from kernelsight.serving.load.trace_formats import CORRECT_LINE, Fault, RawTrace
 
 TRACE_SCHEMA = pa.schema(
     [
@@ -28,44 +28,49 @@ LONGEST_S = 1e9  # the simulated clock counts nanoseconds in 64 bits
 LATEST_S = 1e11  # over 3,000 years: an unix time above it was written in a finer unit
 UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
-Fault = tuple[int, str, str]  # row, problem, advice
 
-
-def requests_of_trace(raw: RawTrace, waits: np.ndarray) -> pa.Table:
+def requests_of_trace(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> pa.Table | None:
     """Return the requests of a trace as a table of ``TRACE_SCHEMA`` in file order; arrivals in s after the first.
 
     ``waits``: whether each request waits for another, shape [requests]; such arrivals are not read, and are 0.
-    Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
+    None: ``faults`` got rows at fault. InvalidInput: the file is, such as by its order.
     """
+    if raw.columns.num_rows == 0 and raw.unused.rows:
+        raise errors.trace_place_unusable(raw.path, *raw.unused.first(), CORRECT_LINE)
     if raw.columns.num_rows == 0:
         raise errors.trace_unusable(raw.path, "it has no requests", "Give a file with at least one request.")
-    faults: list[Fault] = []
-    arrival_s = _arrivals(raw, waits, faults)
+    if raw.format.no_output_is_failed:
+        failed = numbers(raw.columns[raw.format.output_tokens]) == 0
+        note(faults, failed, "failed", f"it failed (0 {raw.format.output_tokens})")
+    moments_s = _moments(raw, waits, faults)
     prompt_tokens = _sizes(raw, raw.format.prompt_tokens, faults)
     output_tokens = _sizes(raw, raw.format.output_tokens, faults)
-    raise_first(raw, faults)
-    hash_ids, hash_block_tokens = _hashes(raw, prompt_tokens, faults)
     priority = _priorities(raw, faults)
-    raise_first(raw, faults)
+    if faults:
+        return None
+    arrival_s = _arrivals(raw, waits, moments_s, faults)
+    hash_ids, hash_block_tokens = _hashes(raw, prompt_tokens, faults)
     columns = [text_of(raw, raw.format.request_id), arrival_s, prompt_tokens, output_tokens, hash_ids]
     return pa.table([*columns, hash_block_tokens, priority], schema=TRACE_SCHEMA)
 
 
-def raise_first(raw: RawTrace, faults: list[Fault]) -> None:
-    """Raise InvalidInput for the fault of the first row, if there is one."""
-    if faults:
-        raise raw.fault(*min(faults))
-
-
-def note_first(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str, rule: str, advice: str) -> None:
-    """Append a fault for the first row where ``bad`` is True, with its value of ``field`` as in the file."""
+def note(faults: list[Fault], bad: np.ndarray, rule: str, problem: str, advice: str = CORRECT_LINE) -> None:
+    """Append a fault if there are rows for which ``bad`` is True."""
     if bad.any():
-        row = int(bad.argmax())
-        (value,) = python_values(raw.columns[field].slice(row, 1))
-        if isinstance(value, float) and abs(value) <= LARGEST_SIZE and value.is_integer():
-            value = int(value)  # JSON's 0 was read as 0.0
-        what = f"{field} is missing" if value is None else f"{field} is {shown(value)}"
-        faults.append((row, f"{what}, but {rule}", advice))
+        faults.append(Fault(bad, rule, problem, advice))
+
+
+def note_values(faults: list[Fault], bad: np.ndarray, raw: RawTrace, field: str, rule: str) -> None:
+    """Append a fault of the rows for which ``bad`` is True, with the first one's value of ``field`` as in the file."""
+    if bad.any():
+        faults.append(Fault(bad, f"{field} {rule}", f"{_stated(raw, int(bad.argmax()), field)}, but {rule}"))
+
+
+def _stated(raw: RawTrace, row: int, field: str) -> str:
+    (value,) = python_values(raw.columns[field].slice(row, 1))
+    if isinstance(value, float) and abs(value) <= LARGEST_SIZE and value.is_integer():
+        value = int(value)  # JSON's 0 was read as 0.0
+    return f"{field} is missing" if value is None else f"{field} is {shown(value)}"
 
 
 def _is_text(column: pa.ChunkedArray) -> bool:
@@ -86,44 +91,48 @@ def numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _sizes(raw: RawTrace, field: str, faults: list[Fault], *, optional: bool = False) -> np.ndarray:
-    """Return numbers of tokens, shape [requests] int64, 1 if missing; record the first invalid one."""
+    """Return numbers of tokens, shape [requests] int64, 1 if missing; note invalid ones."""
     values = numbers(raw.columns[field])
     good = (values >= 1) & (values <= LARGEST_SIZE) & (values == np.floor(values))
     if optional:
         good |= raw.columns[field].is_null().to_numpy()
-    note_first(faults, ~good, raw, field, "must be a whole number of tokens, at least 1", CORRECT_LINE)
+    note_values(faults, ~good, raw, field, "must be a whole number of tokens, at least 1")
     return np.where((values >= 1) & (values <= LARGEST_SIZE), values, 1).astype(np.int64)
 
 
-def _arrivals(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> np.ndarray:
-    """Return arrivals in seconds after the first; record the first that is invalid or out of order."""
+def _moments(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> np.ndarray:
+    """Return times of arrival in s, 0 of all if the trace has none; note invalid ones."""
     field, per_second = raw.format.arrival, raw.format.arrivals_per_second
     if field is None:
         return np.zeros(waits.size)
     column = raw.columns[field]
     # --columns names a column of dates or of numbers
     if per_second is None or (raw.format.name == "--columns" and _is_text(column) and np.isnan(numbers(column)).all()):
-        values, rule = (
-            _clock_seconds(column),
-            "must be a date and time such as 2024-05-10 00:00:00.25+00:00",
-        )
+        values, rule = _clock_seconds(column), "must be a date and time such as 2024-05-10 00:00:00.25+00:00"
     else:
         values, rule = numbers(column), "must be a finite number, at least 0"
         values = np.where(values >= 0, values, np.nan) / per_second
-    bad = ~np.isfinite(values) & ~waits
-    note_first(faults, bad, raw, field, rule, CORRECT_LINE)
-    if bad.any() or waits.all():
+    note_values(faults, ~np.isfinite(values) & ~waits, raw, field, rule)
+    return values
+
+
+def _arrivals(raw: RawTrace, waits: np.ndarray, values: np.ndarray, faults: list[Fault]) -> np.ndarray:
+    """Return arrivals in seconds after the first, note late ones; InvalidInput: another unit, or out of order."""
+    field = raw.format.arrival
+    if field is None or waits.all():
         return np.zeros(waits.size)
     independent = np.flatnonzero(~waits)
     start_s = values[independent[0]]
-    if per_second == 1 and start_s > LATEST_S:
+    if raw.format.arrivals_per_second == 1 and start_s > LATEST_S:
+        rule = f"{_stated(raw, int(independent[0]), field)}, but must be in seconds, and these are over 3,000 years"
         advice = "Divide all of them by 1e3 if they are milliseconds, by 1e9 if nanoseconds."
-        note_first(faults, values == start_s, raw, field, "must be in seconds, and these are over 3,000 years", advice)
+        raise raw.fault(int(independent[0]), rule, advice)
     values = np.where(waits, start_s, values) - start_s
-    earlier, late = np.zeros(waits.size, bool), values > LONGEST_S
-    earlier[independent] = np.diff(values[independent], prepend=0.0) < 0
-    note_first(faults, earlier, raw, field, "the previous request arrived later", f"Sort the trace by {field}.")
-    note_first(faults, late, raw, field, "must be within 30 years of the first request", CORRECT_LINE)
+    note_values(faults, values > LONGEST_S, raw, field, "must be within 30 years of the first request")
+    earlier = independent[np.diff(values[independent], prepend=0.0) < 0]
+    if earlier.size and not faults:
+        rule = f"{_stated(raw, int(earlier[0]), field)}, but the previous request arrived later"
+        raise raw.fault(int(earlier[0]), rule, f"Sort the trace by {field}.")
     return values
 
 
@@ -161,7 +170,7 @@ def text_of(raw: RawTrace, field: str | None) -> pa.ChunkedArray:
 
 
 def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
-    """Return the priorities (int64), null if missing; record the first that is not a whole number."""
+    """Return the priorities (int64), null if missing; note those that are no whole numbers."""
     field = raw.format.priority
     column = raw.column(field)
     missing = column.is_null().to_numpy()
@@ -169,7 +178,7 @@ def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
         return pa.nulls(len(column), pa.int64())
     values = numbers(column)
     good = missing | ((np.abs(values) <= LARGEST_SIZE) & (values == np.floor(values)))
-    note_first(faults, ~good, raw, field, "must be a whole number", CORRECT_LINE)
+    note_values(faults, ~good, raw, field, "must be a whole number")
     return pa.array(np.where(good & ~missing, values, 0).astype(np.int64), mask=missing)
 
 
@@ -185,23 +194,21 @@ def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tu
     if block_field is None or isinstance(block_field, int):
         block_field = block_tokens(ids, prompt_tokens, block_field)
         if block_field is None:
-            faults.append((int(has_ids.argmax()), f"no size of blocks fits the numbers of {field}", STATE_BLOCK))
-            block_field = 1
+            raise raw.fault(int(has_ids.argmax()), f"no size of blocks fits the numbers of {field}", STATE_BLOCK)
         block, has_block = np.full(len(ids), block_field), has_ids
     else:
         has_block = raw.column(block_field).is_valid().to_numpy()
         block = _sizes(raw, block_field, faults, optional=True) if has_block.any() else np.ones(len(ids), np.int64)
     alone = has_ids & ~has_block
-    if alone.any():
-        lengths = f"{field} is set without {block_field}, the number of tokens per hash"
-        faults.append((int(alone.argmax()), lengths, f"Add {block_field}, or remove {field}."))
+    rule = f"{field} is set without {block_field}, the number of tokens per hash"
+    note(faults, alone, rule, rule, f"Add {block_field}, or remove {field}.")
     expected = -(-prompt_tokens // block)
     lengths = ids.value_lengths().fill_null(0).to_numpy()
     wrong = has_ids & has_block & (lengths != expected) & (lengths != prompt_tokens // block)
     if wrong.any():
         row = int(wrong.argmax())
         rule = f"{prompt_tokens[row]} prompt tokens in blocks of {block[row]} need {expected[row]}"
-        faults.append((row, f"{field} has {lengths[row]} entries, but {rule}", CORRECT_LINE))
+        note(faults, wrong, f"{field} of another length", f"{field} has {lengths[row]} entries, but {rule}")
     return ids, pa.array(block, mask=~has_block)
 
 
@@ -254,5 +261,5 @@ def _hash_lists(raw: RawTrace, faults: list[Fault]) -> pa.ListArray:
     if values.null_count:
         bad = np.zeros(len(lists), dtype=bool)
         bad[lists.value_parent_indices().filter(values.is_null()).to_numpy()] = True
-        note_first(faults, bad, raw, field, "must be 64-bit whole numbers", CORRECT_LINE)
+        note_values(faults, bad, raw, field, "must be 64-bit whole numbers")
     return lists

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,21 +98,27 @@ def test_turns_of_a_session_are_in_file_order(write: Write) -> None:
         ),
         (
             [{"request_id": "a", "arrival_s": 0}, {"request_id": "a", "arrival_s": 1}, {"after": "a"}],
-            "line 2: request_id 'a' is that of an earlier request as well",
+            "line 2: request_id is 'a', that of an earlier request as well",
         ),
         ([{"request_id": "a", "arrival_s": 0}, {"arrival_s": 1}, {"request_id": "c"}], "line 3: arrival_s is missing"),
         ([{"arrival_s": 5}, {"arrival_s": 4}], "line 2: arrival_s is 4, but the previous request arrived later"),
         ([{"request_id": "a", "arrival_s": 0, "session_id": "s"}, {"after": "a"}], "it has after and session_id"),
     ],
 )
-def test_refused_in_one_sentence(write: Write, rows: list[dict], message: str) -> None:
+def test_what_cannot_be_sent_is_left_out_in_one_sentence(
+    write: Write, caplog: pytest.LogCaptureFixture, rows: list[dict], message: str
+) -> None:
+    """Where it is all that there is, the file is refused by the sentence of its first row."""
+    caplog.set_level("INFO")
+    with contextlib.suppress(InvalidInput):
+        kept = read_load(write("bad.jsonl", lines(*rows))).requests.num_rows
+        assert re.search(message, caplog.messages[-1])
+        assert (
+            f"{len(rows) - kept} of {len(rows)} requests cannot be used and are left out; line" in caplog.messages[-1]
+        )
+        return
     with pytest.raises(InvalidInput, match=message):
         read_load(write("bad.jsonl", lines(*rows)))
-
-
-def test_a_pause_that_is_no_number(write: Write) -> None:
-    with pytest.raises(InvalidInput, match="line 3: think_s is 'nan'"):
-        read_load(write("a.csv", "arrival_s,prompt_tokens,output_tokens,after,think_s\n0,9,1,,\n,9,1,0,nan\n"))
 
 
 # ---------------------------------------------------------------- conversations of coding agents
@@ -186,15 +194,26 @@ def test_a_conversation_is_refused_in_one_sentence(write: Write, change: dict, m
         read_load(write("one.json", conversation() | change))
 
 
-def test_folders_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_read(write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with pytest.raises(InvalidInput, match="no file that ends with"):
         read_load(tmp_path)
     write("a.json", conversation("a"))
-    folder = write("b.json", conversation("a")).parent
-    with pytest.raises(InvalidInput, match="the conversation 'a' is in a.json as well"):
-        read_load(folder)
-    write("b.json", {"model": "x"})
-    with pytest.raises(InvalidInput, match="it is no recorded conversation"):
+    alone = read_load(tmp_path)
+    lost = conversation("lost", block_size=32)
+    for content, reason in (
+        (conversation("a"), "the conversation 'a' is in a.json as well"),
+        ({"model": "x"}, "it is no recorded conversation"),
+        (lost, "request 0: hash_ids has 4 entries, but 260 tokens in blocks of 32 have 8"),
+    ):
+        folder = write("_first.json", content).parent
+        # the first of two of one name is kept
+        found = read_load(folder)
+        assert found.requests.drop(["external_id"]).equals(alone.requests.drop(["external_id"]))
+        assert f"trace {folder}: 1 of 2 files cannot be used and are left out; " in caplog.messages[-1]
+        assert reason.replace("a.json", "_first.json") in caplog.messages[-1]
+    (folder / "a.json").unlink()
+    with pytest.raises(InvalidInput, match="request 0: hash_ids has 4 entries"):
         read_load(folder)
     with pytest.raises(InvalidInput, match="shared_prefix is set, but it states no tokens of tools"):
         read_load(write("day.jsonl", lines({"arrival_s": 0})), shared_prefix=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -218,11 +219,24 @@ def test_identifiers_may_be_numbers_and_fields_in_any_order(written):
     ]
 
 
-def test_priorities_are_whole_numbers_where_there_are_any(written):
+def test_priorities_are_whole_numbers_where_there_are_any(written, left_out):
     header = "arrival_s,prompt_tokens,output_tokens,priority\n"
     assert read_trace(written(f"{header}0,3,2,-1\n1,3,2,\n"))["priority"].to_pylist() == [-1, None]
-    sentence = ", line 3: priority is 'soon', but must be a whole number. Correct or remove it."
-    assert refused(written(f"{header}0,3,2,1\n1,3,2,soon\n")) == sentence
+    sentence = ", line 3: priority is 'soon', but must be a whole number"
+    assert left_out(written(f"{header}0,3,2,1\n1,3,2,soon\n")) == sentence
+
+
+@pytest.fixture
+def left_out(caplog) -> Callable[[Path], str]:
+    """Return what is said of the one row of a trace that cannot be used, while the others are."""
+    caplog.set_level("INFO")
+
+    def said(path: Path) -> str:
+        rows = read_trace(path).num_rows
+        assert caplog.messages[-1].startswith(f"trace {path}: 1 of {rows + 1} requests cannot be used and are left out")
+        return "," + caplog.messages[-1].partition(";")[2]
+
+    return said
 
 
 def refused(path: Path, **options) -> str:
@@ -287,7 +301,7 @@ def test_files_that_cannot_be_opened(written, tmp_path):
     assert refused(written(OWN + "0,1,1\n"), limit=0) == ": the limit is 0 requests. Use a limit of at least 1."
 
 
-SIZE = "but must be a whole number of tokens, at least 1. Correct or remove it."
+SIZE = "but must be a whole number of tokens, at least 1"
 LINES = {  # the third line is the faulty one
     "zero": ("0,1,1\n1,1,0\n", f"output_tokens is '0', {SIZE}"),
     "negative": ("0,1,1\n1,-4,1\n", f"prompt_tokens is '-4', {SIZE}"),
@@ -299,26 +313,44 @@ LINES = {  # the third line is the faulty one
     "empty cell": ("0,1,1\n1,,1\n", f"prompt_tokens is missing, {SIZE}"),
     "NaN arrival": (
         "0,1,1\nNaN,1,1\n",
-        "arrival_s is 'NaN', but must be a finite number, at least 0. Correct or remove it.",
+        "arrival_s is 'NaN', but must be a finite number, at least 0",
     ),
     "negative arrival": (
         "0,1,1\n-1,1,1\n2,2,2\n",
-        "arrival_s is '-1', but must be a finite number, at least 0. Correct or remove it.",
+        "arrival_s is '-1', but must be a finite number, at least 0",
     ),
-    "unsorted": (
-        "5,1,1\n4.5,1,1\n6,1,1\n",
-        "arrival_s is '4.5', but the previous request arrived later. Sort the trace by arrival_s.",
-    ),
-    "too few fields": ("0,1,1\n1,1\n", "2 fields instead of 3. Correct or remove it."),
-    "too many fields": ("0,1,1\n1,1,1,1\n2,2,2\n", "4 fields instead of 3. Correct or remove it."),
-    "not UTF-8": ("0,1,1\n1,1,\udcff\n", "it is not valid UTF-8. Write the file as UTF-8."),
+    "too few fields": ("0,1,1\n1,1\n", "2 fields instead of 3"),
+    "too many fields": ("0,1,1\n1,1,1,1\n2,2,2\n", "4 fields instead of 3"),
+    "not UTF-8": ("0,1,1\n1,1,\udcff\n", "it is not valid UTF-8"),
 }
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_refused_lines_of_csv(written, case):
+def test_lines_of_csv_that_are_left_out(written, left_out, case):
     rows, found = LINES[case]
-    assert refused(written((OWN + rows).encode(errors="surrogateescape"))) == f", line 3: {found}"
+    assert left_out(written((OWN + rows).encode(errors="surrogateescape"))) == f", line 3: {found}"
+
+
+def test_an_order_is_the_files(written):
+    sentence = ", line 3: arrival_s is '4.5', but the previous request arrived later. Sort the trace by arrival_s."
+    assert refused(written(OWN + "5,1,1\n4.5,1,1\n6,1,1\n")) == sentence
+
+
+def test_rows_are_left_out_by_reason_and_those_that_wait_for_them_too(written, caplog):
+    caplog.set_level("INFO")
+    header = "arrival_s,prompt_tokens,output_tokens,after,request_id\n"
+    rows = ["0,1,1,,a", "1,0,1,,b", "2,1,1,b,c", "3,1,1,c,d", "4,1,1,a,e", "5,1", "6,1,1,,a", "7,1,x,,g", "8,0,2,,h"]
+    sentence = refused(written(header + "\n".join(rows)))
+    assert sentence.endswith("Of 9 requests 7 cannot be used: give a trace of a known form.")
+    rows += [f"9,1,1,,good{number}" for number in range(5)]
+    load = read_load(written(header + "\n".join(rows)))
+    assert load.requests["external_id"].to_pylist()[:2] == ["a", "e"] and load.dependencies.after.tolist() == [0]
+    assert caplog.messages[-1].partition(": ")[2] == (
+        "7 of 14 requests cannot be used and are left out; line 3: prompt_tokens is '0', but must be a whole number of "
+        "tokens, at least 1 (2 requests); line 7: 2 fields instead of 5; line 8: request_id is 'a', that of an earlier "
+        "request as well; line 9: output_tokens is 'x', but must be a whole number of tokens, at least 1; line 4: "
+        "after is 'b', but no request has this request_id; …"
+    )
 
 
 def test_unix_times_in_milliseconds_are_refused_with_the_way_out(written):
@@ -330,20 +362,23 @@ def test_unix_times_in_milliseconds_are_refused_with_the_way_out(written):
     assert seconds["arrival_s"].to_pylist() == pytest.approx([0.0, 0.1])
 
 
-def test_the_first_faulty_line_is_named_and_blank_lines_are_counted(written):
-    assert refused(written(OWN + "\n0,1,1\n\n\n1,1,0\n0,0,1\n")).startswith(", line 6: output_tokens is '0'")
-    assert refused(written(OWN + "0,1,1\n\n1,1\n")).startswith(", line 4: 2 fields")
-    json_lines = MOONCAKE_LINE + "\n" + MOONCAKE_LINE.replace("513", "0")
-    assert refused(written(json_lines)).startswith(", line 3: input_length is 0, but must be")
+def test_blank_lines_are_counted(written, left_out):
+    assert left_out(written(OWN + "\n0,1,1\n\n\n1,1,0\n")).startswith(", line 6: output_tokens is '0'")
+    assert left_out(written(OWN + "0,1,1\n\n1,1\n")).startswith(", line 4: 2 fields")
+    for bad in ("0", '"x"'):
+        json_lines = MOONCAKE_LINE + "\n" + MOONCAKE_LINE.replace("513", bad)
+        assert left_out(written(json_lines)).startswith(", line 3: input_length is ")
+    assert refused(written(OWN + "\n0,1,0\n\n1,0,1\n")).startswith(", line 3: output_tokens is '0', but must be")
 
 
 def test_failed_requests_of_burstgpt_are_left_out_and_counted(written, caplog):
     caplog.set_level("INFO")
     path = written("Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,3,4\n6,GPT-4,3,0\n7,GPT-4,9,1\n")
     assert read_trace(path)["arrival_s"].to_pylist() == [0.0, 2.0]
-    assert caplog.messages[-1].endswith("1 of 3 requests failed (0 Response tokens) and are left out")
-    assert "all of its requests failed" in refused(written("Timestamp,Request tokens,Response tokens\n5,3,0\n"))
-    assert refused(written("Timestamp,Request tokens,Response tokens\n5,3,0\n6,0,2\n")).startswith(", line 3: Request")
+    assert "1 of 3 requests cannot be used and are left out; line 3: it failed (0 Resp" in caplog.messages[-1]
+    for rows in ("5,3,0\n", "5,3,0\n6,0,2\n"):
+        sentence = refused(written("Timestamp,Request tokens,Response tokens\n" + rows))
+        assert sentence.startswith(", line 2: it failed (0 Response tokens)")
 
 
 BLOCKS = {"published": ([(1100, 3)], 512), "found": ([(40, 3), (99, 6)], 16), "no power of two": ([(1000, 41)], 24)}
@@ -408,7 +443,7 @@ def test_texts_of_chats_become_requests_that_wait_for_the_answer_before(written,
     assert read_load(written(prompts)).requests["output_tokens"].to_pylist() == [3]
     for content, words in (
         (json.dumps(BATCH), "none of its 1 messages has an answer or max_tokens"),
-        ('{"messages": [}\n', "line 1: the text is not JSON"),
+        ('{"messages": [}\n', "line 1: not a JSON object (Expecting"),
         ('[{"messages": []}, 5]', "entry 2: it is no object"),
         ('{"prompt": "\\ud800", "completion": "x"}', "it has half of a surrogate pair"),
     ):
@@ -426,13 +461,13 @@ def test_a_date_that_is_none(written):
 JSON_LINES = {  # the second line is the faulty one
     "cut off": ('{"timestamp": 1,', "not a JSON object (Expecting property name"),
     "two objects": (MOONCAKE_LINE.strip() * 2, "not a JSON object (Extra data"),
-    "an array": ("[1, 2]", "a JSON list instead of an object. Write one object per line"),
+    "an array": ("[1, 2]", "a JSON list instead of an object"),
     "repeated field": (
         '{"timestamp": 1, "timestamp": 2}',
         "not a JSON object ('timestamp' occurs twice; keep one)",
     ),
-    "text for a number": (MOONCAKE_LINE.replace("513", '"513"'), "input_length is '513' instead of a number. Correct"),
-    "true for a number": (MOONCAKE_LINE.replace("513", "true"), "input_length is True instead of a number. Correct"),
+    "text for a number": (MOONCAKE_LINE.replace("513", '"513"'), "input_length is '513' instead of a number"),
+    "true for a number": (MOONCAKE_LINE.replace("513", "true"), "input_length is True instead of a number"),
     "missing": ('{"timestamp": 1, "input_length": 3}', "output_length is missing, but must be a whole number"),
     "not a number": (MOONCAKE_LINE.replace("513", "NaN"), "input_length is nan, but must be a whole number"),
     "enormous": (MOONCAKE_LINE.replace("513", "9" * 400), "input_length is inf, but must be a whole number"),
@@ -444,59 +479,62 @@ JSON_LINES = {  # the second line is the faulty one
     "not UTF-8": (MOONCAKE_LINE.replace("7", "7\udcff"), "not a JSON object ('utf-8' codec"),
     "null hash": (
         MOONCAKE_LINE.replace("7, 8", "7, null"),
-        "hash_ids is [7, None], but must be 64-bit whole numbers.",
+        "hash_ids is [7, None], but must be 64-bit whole numbers",
     ),
     "too many hashes": (
         MOONCAKE_LINE.replace("513", "512"),
-        "hash_ids has 2 entries, but 512 prompt tokens in blocks of 512 need 1. Correct or remove it.",
+        "hash_ids has 2 entries, but 512 prompt tokens in blocks of 512 need 1",
     ),
     "too few hashes": (
         MOONCAKE_LINE.replace("513", "1537"),
-        "hash_ids has 2 entries, but 1537 prompt tokens in blocks of 512 need 4. Correct or remove it.",
+        "hash_ids has 2 entries, but 1537 prompt tokens in blocks of 512 need 4",
     ),
 }
 
 
 @pytest.mark.parametrize("case", JSON_LINES)
-def test_refused_lines_of_json(written, case):
+def test_lines_of_json_that_are_left_out(written, left_out, case):
     line, found = JSON_LINES[case]
     content = (MOONCAKE_LINE + line).encode(errors="surrogateescape")
-    assert refused(written(content)).startswith(f", line 2: {found}")
+    assert left_out(written(content)).startswith(f", line 2: {found}")
 
 
-def test_hashes_of_the_own_format_need_their_block(written):
+def test_hashes_of_the_own_format_need_their_block(written, left_out):
     header = "arrival_s,prompt_tokens,output_tokens,hash_ids"
     advice = "Add hash_block_tokens, or remove hash_ids."
-    found = f"hash_ids is set without hash_block_tokens, the number of tokens per hash. {advice}"
-    assert refused(written(f"{header}\n0,9,1,\n0,9,1,5 6\n")) == f", line 3: {found}"
+    found = "hash_ids is set without hash_block_tokens, the number of tokens per hash"
+    assert left_out(written(f"{header}\n0,9,1,\n0,9,1,5 6\n")) == f", line 3: {found}"
+    assert refused(written(f"{header}\n0,9,1,5 6\n")) == f", line 2: {found}. {advice}"
     header += ",hash_block_tokens"
-    assert refused(written(f"{header}\n0,9,1,4,16\n0,9,1,5,\n")) == f", line 3: {found}"
-    assert refused(written(f"{header}\n0,9,1,4,16\n0,9,1,5,0\n")) == f", line 3: hash_block_tokens is '0', {SIZE}"
+    assert left_out(written(f"{header}\n0,9,1,4,16\n0,9,1,5,\n")) == f", line 3: {found}"
+    assert left_out(written(f"{header}\n0,9,1,4,16\n0,9,1,5,0\n")) == f", line 3: hash_block_tokens is '0', {SIZE}"
     assert refused(written(f"{header}\n0,9,1,4 x,8\n")).startswith(", line 2: hash_ids is '4 x', but must be 64-bit")
     table = read_trace(written(f'{header}\n0,9,1,"[4, 5]",8\n0,9,1,,\n'))
     assert table["hash_ids"].to_pylist() == [[4, 5], None]
 
 
-def test_parquet_rows_and_types(tmp_path):
-    def sentence(**columns) -> str:
+def test_parquet_rows_and_types(tmp_path, left_out):
+    def sentence(said=refused, **columns) -> str:
         columns = {"arrival_s": [0.0, 1.0], "prompt_tokens": [1, 2], "output_tokens": [1, 2]} | columns
         pa.parquet.write_table(pa.table(columns), tmp_path / "x.bin")
-        return refused(tmp_path / "x.bin")
+        return said(tmp_path / "x.bin")
 
-    assert sentence(prompt_tokens=[1, 0]) == f", row 2: prompt_tokens is 0, {SIZE}"
-    assert sentence(prompt_tokens=[True, True]) == f", row 1: prompt_tokens is True, {SIZE}"
-    assert sentence(prompt_tokens=[1, None]) == f", row 2: prompt_tokens is missing, {SIZE}"
+    assert sentence(left_out, prompt_tokens=[1, 0]) == f", row 2: prompt_tokens is 0, {SIZE}"
+    assert sentence(prompt_tokens=[True, True]) == f", row 1: prompt_tokens is True, {SIZE}. Correct or remove it."
+    assert sentence(left_out, prompt_tokens=[1, None]) == f", row 2: prompt_tokens is missing, {SIZE}"
     assert sentence(request_id=[[1], [2]]).startswith(": request_id has values of type list<")
     assert sentence(hash_ids=[1.5, 2.5]) == ": hash_ids has values of type double. Write lists of 64-bit whole numbers."
-    assert sentence(arrival_s=[1.0, float("inf")]).startswith(", row 2: arrival_s is inf, but must be a finite number")
+    assert sentence(left_out, arrival_s=[1.0, float("inf")]).startswith(
+        ", row 2: arrival_s is inf, but must be a finite number"
+    )
     times = pa.array([1, 2], pa.time64("ns"))
     assert sentence(arrival_s=times).startswith(", row 1: arrival_s is '00:00:00.000000001', but must be a finite")
 
 
-def test_a_date_that_nanoseconds_cannot_count_is_refused(tmp_path):
+def test_a_date_that_nanoseconds_cannot_count_is_left_out(tmp_path, left_out):
     far = {"TIMESTAMP": pa.array([0, 2**60], pa.timestamp("ms")), "ContextTokens": [1, 2], "GeneratedTokens": [1, 2]}
     pa.parquet.write_table(pa.table(far), tmp_path / "far.parquet")
-    assert "must be within 30 years of the first request" in refused(tmp_path / "far.parquet")
+    assert "must be within 30 years of the first request" in left_out(tmp_path / "far.parquet")
 
 
 def test_a_quarter_million_lines_are_read_in_bulk(written):
@@ -507,9 +545,9 @@ def test_a_quarter_million_lines_are_read_in_bulk(written):
     assert table.num_rows == n and table["arrival_s"][-1].as_py() == (n - 1) / 8
 
 
-def test_text_that_is_not_utf8_is_no_name(written):
+def test_text_that_is_not_utf8_is_no_name(written, left_out):
     line = b'{"request_id": "a\xff", "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}\n'
-    assert refused(written(line.replace(b"\xff", b"") + line)).startswith(", line 2: not a JSON object ('utf-8' codec")
+    assert left_out(written(line.replace(b"\xff", b"") + line)).startswith(", line 2: not a JSON object ('utf-8' codec")
 
 
 def test_byte_order_marks_and_iso_dates_are_understood(written):
