@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from typing import Any
+
+from record import RESULTS
 
 from figures.blocks import result
 from figures.text import NONE, count, full, percent, table
@@ -40,7 +43,7 @@ def figures() -> dict[str, Any]:
 
 def errors() -> str:
     """Table of errors by campaign and metric: before, with shipped constants, and with the other campaigns' constants."""
-    recorded = figures()
+    recorded, floors = figures(), repeats()
     rows = []
     for campaign, title in CAMPAIGNS.items():
         for metric, words in METRICS.items():
@@ -48,9 +51,16 @@ def errors() -> str:
                 continue
             columns = [recorded.get(name, {}).get(campaign, {}).get(metric) for name in NAMES]
             shipped = columns[1]
-            rows.append([title, words, count(shipped["n"]), *map(_cell, columns), percent(shipped["coverage_90"], 0)])
+            inside, floor = percent(shipped["coverage_90"], 0), floors.get((campaign, metric), "unknown")
+            rows.append([title, words, count(shipped["n"]), *map(_cell, columns), inside, floor])
     head = ["campaign", "metric", "runs", "before", "constants as shipped", "constants of the other campaigns"]
-    return table([*head, "in the 90 % interval"], rows)
+    return table([*head, "in the 90 % interval", "two runs of the same differ by"], rows)
+
+
+def repeats() -> dict[tuple[str, str], str]:
+    """Return how far two measurements of the same run are apart, by campaign and metric, where any are published."""
+    with (RESULTS / "repeats.csv").open(encoding="utf-8", newline="") as file:
+        return {(row["campaign"], row["metric"]): percent(float(row["difference"])) for row in csv.DictReader(file)}
 
 
 # the main metrics of each campaign

@@ -66,7 +66,8 @@ def incidents_of(measured: Measured, base: Replayed, gaps: pa.ChunkedArray | Non
     boxes = []
     if not pauses:
         boxes = _boxes(speed, [(incident.from_s, incident.to_s) for incident in outages])
-    incidents = [*outages, *pauses, *(_incident_of(box, speed, measured, base, gaps) for box in boxes)]
+    spans = [_incident_of(box, speed, measured, base, gaps) for box in boxes]
+    incidents = [*outages, *pauses, *(span for span in spans if span is not None)]
     if outages:  # slow requests after an outage are its backlog
         incidents = [
             incident for incident in incidents if incident.name == "restart" or incident.to_s < outages[0].from_s
@@ -115,6 +116,7 @@ def _pauses(measured: Measured, base: Replayed) -> list[Incident]:
     around = (stops * (distance_s <= AROUND_S)).sum(axis=1)
     highest = np.array([stops[row].max() for row in (distance_s <= AROUND_S)])
     chosen = (stops >= highest) & (at_once >= LEAST_STOP_S) & (at_once >= AT_ONCE * around)
+    chosen &= at_once > _longest_prompts(moments, at_once, measured, base) / AT_ONCE
     if not chosen.any() or at_once[chosen].sum() < 0.5 * stops.sum():
         return []
     hit_requests = int(sum(((begin < moment) & (begin + measured_s > moment)).sum() for moment in moments[chosen]))
@@ -126,6 +128,19 @@ def _pauses(measured: Measured, base: Replayed) -> list[Incident]:
         return []
     from_s, to_s = float(moments[chosen].min()), float(moments[chosen].max()) + stop_s
     return [Incident("incident", "pause", from_s, to_s, stop_s, int(chosen.sum()), stop_s * hit_requests)]
+
+
+def _longest_prompts(moments: np.ndarray, stops: np.ndarray, measured: Measured, base: Replayed) -> np.ndarray:
+    """Return the longest predicted prefill among the log's prompts that end at each moment, s, shape [moments].
+
+    ``stops``: seconds of the stop at each moment, within which a prompt ends that explains it.
+    """
+    rows = np.flatnonzero(measured.ok & base.served & np.isfinite(measured.first_s))
+    rows = rows[np.argsort(measured.first_s[rows])]
+    prefill_s = (base.first_ns - base.scheduled_ns)[rows] / 1e9
+    ends = (moments - 2 * STOP_WIDTH_S, moments + stops + 2 * STOP_WIDTH_S)
+    spans = zip(*(np.searchsorted(measured.first_s[rows], end) for end in ends), strict=True)
+    return np.array([prefill_s[start:stop].max(initial=0.0) for start, stop in spans])
 
 
 def _stops(begin: np.ndarray, end: np.ndarray, late: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -206,8 +221,13 @@ def _clearest(values: np.ndarray) -> tuple[int, int, float] | None:
     return int(starts[best]), int(stops[best]), float(difference[best])
 
 
-def _incident_of(box: _Box, speed: Speed, measured: Measured, base: Replayed, gaps: pa.ChunkedArray | None) -> Incident:
-    """Return a span as an event: a change if it lasts to the end, else an incident; of the GPU, or of other load."""
+def _incident_of(
+    box: _Box, speed: Speed, measured: Measured, base: Replayed, gaps: pa.ChunkedArray | None
+) -> Incident | None:
+    """Return a span as an event: a change if it lasts to the end, else an incident; of the GPU, or of other load.
+
+    None: the GPU would be slower, but first tokens came sooner after their prompts than outside of the span.
+    """
     begin, end = float(speed.start_s[box.first]), float(speed.start_s[box.last] + speed.width_s)
     measured_s = speed.start_s[np.isfinite(speed.log_factor)]
     if begin - measured_s[0] < 2.0 * speed.width_s:
@@ -219,9 +239,19 @@ def _incident_of(box: _Box, speed: Speed, measured: Measured, base: Replayed, ga
     inside = (measured.sent_s >= begin) & (measured.sent_s < end) & measured.ok & base.served
     outside = ((measured.sent_s < begin - 2.0) | (measured.sent_s > end + 10.0)) & measured.ok & base.served
     is_other_load = factor > 0.0 and _is_other_load(factor, (begin, end), inside, outside, measured, base, gaps)
+    if factor > 0.0 and not is_other_load and _sooner(inside, outside, measured, base):
+        return None
     lost_s = float(speed.running[box.first : box.last + 1].sum() * speed.width_s * -np.expm1(-factor))
     kind = "change" if change else "incident"
     return Incident(kind, "other_load" if is_other_load else "gpu", begin, end, float(np.exp(factor)), 1, lost_s)
+
+
+def _sooner(inside: np.ndarray, outside: np.ndarray, measured: Measured, base: Replayed) -> bool:
+    """Whether TTFT, over that predicted, is lower inside of a span than outside, by LEAST_CHANGE at least."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ratio = np.log(measured.ttft_ms / base.ttft_ms)
+    parts = [log_ratio[is_part & np.isfinite(log_ratio)] for is_part in (inside, outside)]
+    return min(part.size for part in parts) >= 10 and float(np.median(parts[0]) - np.median(parts[1])) < -LEAST_CHANGE
 
 
 def _is_other_load(

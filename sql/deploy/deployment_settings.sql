@@ -83,7 +83,7 @@ proposing as (
 select
   limits.* exclude (
     quantization, enforce_eager, max_cudagraph_capture_size, async_with_drafts, draft_max_num_seqs, seats_per_stage,
-    ranks_divide_budget, rank_conservativeness, graph_sizes_of, graph_tokens_per_seat, group_gpus, api_server_count, request_delay_ms, cpu, kv_tier,
+    ranks_divide_budget, rank_conservativeness, graph_sizes_of, graph_tokens_per_seat, group_gpus, api_server_count, endpoint, request_delay_ms, cpu, kv_tier,
     kv_write_policy, sampling
   ) replace (
     coalesce(limits.tier, 'auto') as tier,

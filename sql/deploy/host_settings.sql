@@ -8,14 +8,17 @@ with held as (
     deployments.gpu,
     deployments.engine_version,
     coalesce(deployments.api_server_count, 1) as front_ends,
+    case when deployments.endpoint = 'chat' and not is_listed(models.architecture, coalesce(host_overheads.chat_unlike, ''))
+         then coalesce(host_overheads.chat_us, 0) else 0.0 end as chat_us,
     coalesce(deployments.request_delay_ms, 0) * 1000 as request_delay_us,
     coalesce(deployments.cpu, gpus.cpu, 'x86') as cpu,
     case when coalesce(host_overheads.compiled, false) then 1.0 else coalesce(cpus.speed, 1.0) end as cpu_speed,
-    host_overheads.*,
+    host_overheads.* exclude (chat_us, chat_unlike),
     holding_version(host_overheads.from_version, deployments.engine_version) as holding
   from deployments
   join host_overheads using (engine)
   join gpus using (gpu)
+  join models on models.model = deployments.model
   left join cpus on cpus.cpu = coalesce(deployments.cpu, gpus.cpu, 'x86')
 ),
 -- how ranks that share experts synchronise a step; a single rank does not
@@ -62,7 +65,8 @@ select
   -- attention, its KV write, and the graph of the remaining kernels
   3 * models.layer_count as piecewise_launches,
   coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
-  greatest(held.request_us / cpu_speed + request_delay_us + coalesce(added.request_us, 0), 0) as request_us,
+  held.chat_us / cpu_speed as chat_us,
+  greatest((held.request_us + held.chat_us) / cpu_speed + request_delay_us + coalesce(added.request_us, 0), 0) as request_us,
   request_delay_us,
   coalesce(per_prompt_token_us, 0) / cpu_speed as per_prompt_token_us,
   coalesce(per_output_token_us, 0) / cpu_speed as per_output_token_us,

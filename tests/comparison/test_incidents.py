@@ -53,6 +53,16 @@ def test_pauses_are_counted_and_sized() -> None:
     assert (found.kind, found.name) == ("incident", "pause") and found.value > 0.2
 
 
+def test_long_prompts_of_the_log_itself_are_no_pauses() -> None:
+    """The same stops, each of which ends with a prompt whose prefill was predicted to take as long."""
+    stops = np.arange(5.0, 95.0, 12.0)
+    measured, base = world(lambda at: at + 0.45 * float(np.any((at > stops) & (at < stops + 1.4))))
+    for stop in stops:
+        row = int(np.argmin(np.abs(measured.first_s - stop - 0.45)))
+        base.scheduled_ns[row] = base.first_ns[row] - 450_000_000
+    assert "pause" not in [incident.name for incident in incidents_of(measured, base)]
+
+
 def test_time_is_lost_where_the_engine_was_slow() -> None:
     measured, base = world(slower(1.6, 40.0, 60.0))
     lost = lost_time(measured, base)
@@ -66,6 +76,14 @@ def test_an_engine_that_slows_down_is_dated_and_sized(end: float, kind: str) -> 
     found = incidents_of(*world(slower(1.5, 50.0, end)))
     assert found[0].kind == kind and found[0].from_s == pytest.approx(50.0, abs=3.0)
     assert found[0].value == pytest.approx(1.5, rel=0.35)
+
+
+def test_a_slower_gpu_that_first_tokens_contradict_is_no_cause() -> None:
+    measured, base = world(slower(1.5, 50.0, 62.0))
+    assert "gpu" in [incident.name for incident in incidents_of(measured, base)]
+    inside = (measured.sent_s > 50.0) & (measured.sent_s < 62.0)
+    sooner = measured._replace(ttft_ms=np.where(inside, 0.7 * base.ttft_ms, measured.ttft_ms))
+    assert "gpu" not in [incident.name for incident in incidents_of(sooner, base)]
 
 
 def test_an_outage_is_no_slow_engine() -> None:

@@ -97,4 +97,6 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
         overhead["per_output_token_us"] / overhead["front_ends"],
         overhead["per_active_us"],
         overhead["ranks_padded"] and largest > 0,
+        overhead["chat_us"] / overhead["front_ends"],
+        overhead["per_prompt_token_us"] / overhead["front_ends"],
     )  # fmt: skip

@@ -30,6 +30,8 @@ class Host(NamedTuple):
     per_output_token_us: float = 0.0
     per_active_us: float = 0.0
     ranks_padded: bool = False
+    serial_us: float = 0.0
+    serial_token_us: float = 0.0
 
 
 class Surface(NamedTuple):
@@ -99,6 +101,14 @@ class Load(NamedTuple):
     warmups: int = 0
     max_concurrency: int = NO_LIMIT
     user_us: float = 0.0
+
+
+def together_until(arrival_us: np.ndarray, warmups: int, max_concurrency: int, user_us: float) -> int:
+    """Return the request after the last of those that are sent at once after ``warmups``; 0: users ramp up."""
+    begins = arrival_us[warmups:][:max_concurrency]
+    if user_us > 0.0 or not begins.size:
+        return 0
+    return warmups + int(np.searchsorted(begins, begins[0], side="right"))
 
 
 class Tier(NamedTuple):

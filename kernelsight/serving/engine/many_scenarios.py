@@ -13,7 +13,7 @@ import numpy as np
 
 from kernelsight.serving.compilation.compiled import loop_entry
 from kernelsight.serving.engine.input_checks import check_clients, check_lengths, check_pools
-from kernelsight.serving.engine.inputs import Load
+from kernelsight.serving.engine.inputs import Load, together_until
 from kernelsight.serving.engine.loop import serve_until_full
 from kernelsight.serving.engine.records import CLIENT, EDGE, ENTRY, FOREVER, HOST, ITL_BINS, LAYOUT, REQUEST
 from kernelsight.serving.engine.replica import Pool, engine_records, group_records, limit_records, stage_records
@@ -132,6 +132,10 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
     clients["filled"] = loads.count
     clients["max_concurrency"], clients["front"] = loads.max_concurrency, 1
     clients["user_us"] = loads.user_us
+    clients["together_until"] = [
+        together_until(columns.arrival_us[first : first + count], warmups, users, user_us)
+        for first, count, warmups, users, user_us, _ in zip(*loads, strict=True)
+    ]
     engines = engine_records([pool._replace(engines=k)], clients["now"])
     limits = limit_records([pool._replace(engines=k)], NO_HASHES)
     limits["requests"] = loads.count

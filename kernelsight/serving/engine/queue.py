@@ -163,7 +163,8 @@ def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, hori
 def deliver(scenario: Scenario, i: int, r: int) -> bool:
     """Send a request to engine ``i``, visible to its scheduler after the front end's time; return False if rejected.
 
-    The front end processes requests in order: a long prompt delays those behind it. Decode engines come last.
+    The front end processes requests in order, one at a time for its serial part: templates of chats and tokenising.
+    Decode engines come last.
     """
     client, engine, request = scenario.clients[0], scenario.engines[i], scenario.requests[r]
     limits, host = scenario.limits[i], scenario.host[i]
@@ -171,14 +172,18 @@ def deliver(scenario: Scenario, i: int, r: int) -> bool:
     request.replica = i
     request.sent_us = client.now
     front_end_us = host.request_us + host.per_prompt_token_us * request.prompt
-    request.visible_us = max(client.now + front_end_us, engine.handed_on_us)
+    busy_us = max(client.now, engine.busy_us) + host.serial_us + host.serial_token_us * request.prompt
+    # its event loop turns to every request that was sent at once before it hands one on
+    others = max(client.together_until - 1 - r, 0) // client.front if r >= client.warmups else 0
+    together_us = max(busy_us + host.serial_us * others, engine.handed_on_us)
+    request.visible_us = max(client.now + front_end_us, together_us)
     request.status = rejection_reason(request, request.target, limits)
     if request.status == OK and request.tokens_after_transfer > 0:
         request.status = rejection_reason(request, request.target + request.tokens_after_transfer, decode_limits)
     if request.status != OK:
         return False
     engine.in_flight += 1
-    engine.handed_on_us = request.visible_us
+    engine.handed_on_us, engine.busy_us = request.visible_us, busy_us
     enqueue(engine, scenario.requests, limits, r)
     return True
 

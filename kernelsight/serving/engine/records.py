@@ -62,6 +62,8 @@ HOST = record(
     per_output_token_us=_REAL,  # of the front end's streaming, which sets the pace where steps are shorter
     per_active_us=_REAL,  # of each pipeline stage's scheduler before a batch, for each running request
     ranks_padded=_TRUTH,  # ranks that step together are padded to the largest batch among them
+    serial_us=_REAL,  # of the front end for a request, and for a prompt token, while the next request waits
+    serial_token_us=_REAL,
 )
 
 # offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
@@ -192,6 +194,7 @@ CLIENT = record(
     offset_us=_REAL,  # from arrival times to simulated time
     max_concurrency=_WHOLE,
     user_us=_REAL,  # between the starts of two users of a closed loop; 0: all start at once
+    together_until=_WHOLE,  # after the last of the requests that are sent at once at the start; 0: none
     router=_WHOLE,
     routed=_WHOLE,  # routed requests
     front=_WHOLE,  # engines that it sends to: all, or the prefill engines, which come first
@@ -243,6 +246,7 @@ ENGINE = record(
     first_waiting=_WHOLE,
     last_waiting=_WHOLE,
     handed_on_us=_REAL,  # when the front end has processed the last request
+    busy_us=_REAL,  # when it has done the serial part of its work
     admitted=_WHOLE,  # tickets issued
     first_ended=_WHOLE,  # finished requests that the client has not processed
     # the current step or decode run, until ``due_us``; a planned run is not executed yet, so that a new request can

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelsight.serving.engine.input_checks import check_inputs
-from kernelsight.serving.engine.inputs import Host, Load, Routing, Tiers, Transfer
+from kernelsight.serving.engine.inputs import Host, Load, Routing, Tiers, Transfer, together_until
 from kernelsight.serving.engine.limits import LIMITS, Limits, is_plain
 from kernelsight.serving.engine.loop import serve_until_full
 from kernelsight.serving.engine.packed_costs import PackedCosts, joined_costs, unpack_uses
@@ -124,6 +124,9 @@ def client_record(load: Load, routing: Routing, front: int, transfer: Transfer |
     client["warmups"] = client["warmups_left"] = load.warmups
     client["max_concurrency"], client["hash_tokens"] = load.max_concurrency, load.hash_tokens
     client["user_us"] = load.user_us
+    if load.waits is None:
+        settings = (load.warmups, load.max_concurrency, load.user_us)
+        client["together_until"] = together_until(load.arrival_us, *settings)
     client["front"], client["prefills"] = front, transfer is not None
     if transfer is not None:
         client["link"] = tuple(transfer)

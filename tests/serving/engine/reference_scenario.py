@@ -81,6 +81,7 @@ class Client:
             self.others.setdefault(self.session[i], []).append(i)
         self.unsent = deque(i for i in begins if self.others[self.session[i]][0] == i)
         self.free, self.in_flight, self.user_us = load.max_concurrency, 0, load.user_us
+        self.most = load.max_concurrency
         self.turns: list[tuple[float, int]] = []
         self.left = len(requests)
         self.given_up: list[tuple[int, int]] = []  # and what each of them waited for
@@ -96,6 +97,12 @@ class Client:
         if self.user_us and self.unsent[0] >= self.warmups:
             moment_us = max(moment_us, self.in_flight * self.user_us + self.offset)
         return min(turn_us, moment_us)
+
+    def sent_after(self, i: int) -> int:
+        """How many of the requests that go out at once after warm-ups come after request ``i``."""
+        first = self.requests[self.warmups :][: 0 if self.behind or self.user_us else self.most]
+        together = sum(request.arrival_us == first[0].arrival_us for request in first)
+        return max(self.warmups + together - 1 - i, 0) if i >= self.warmups else 0
 
     def take(self, now: float) -> int:
         """The request that goes out now."""
@@ -204,8 +211,9 @@ class Cluster:
 
     def is_accepted(self, request: Request, engine: Engine) -> bool:
         """Queue a request; return whether its engine, and the one that decodes it, can ever serve it."""
-        handed_on_us = engine.scheduler.handed_on_us
-        accepted = engine.scheduler.accept(request, engine.host)
+        before = engine.scheduler.handed_on_us, engine.scheduler.busy_us
+        others = self.client.sent_after(self.number[id(request)]) // len(self.front)
+        accepted = engine.scheduler.accept(request, engine.host, others)
         if accepted and self.prefills and request.output_tokens > 1:
             request.prefill_only = False
             request.status = self.decoders[0].scheduler.verdict(request)
@@ -213,7 +221,7 @@ class Cluster:
             accepted = request.status == "finished"
             if not accepted:
                 engine.scheduler.queue.remove(request)
-                engine.scheduler.handed_on_us = handed_on_us
+                engine.scheduler.handed_on_us, engine.scheduler.busy_us = before
         return accepted
 
     def begin_steps(self, now: float) -> None:

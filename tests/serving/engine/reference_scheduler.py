@@ -188,7 +188,9 @@ class Client:
     """Sends the requests in order, each into a free slot; a slot remembers since when it is free."""
 
     def __init__(self, requests: Sequence[Request], max_concurrency: int, user_us: float = 0.0) -> None:
-        self.unsent = deque(requests)
+        self.unsent, self.count = deque(requests), len(requests)
+        first = requests[: max_concurrency if user_us == 0.0 else 0]
+        self.together = sum(request.arrival_us == requests[0].arrival_us for request in first)
         self.slots = [number * user_us or -math.inf for number in range(min(max_concurrency, len(requests)))]
 
     def next_send_us(self) -> float:
@@ -196,6 +198,10 @@ class Client:
         if not self.unsent or not self.slots:
             return math.inf
         return max(self.unsent[0].arrival_us, self.slots[0])
+
+    def others(self) -> int:
+        """How many of the requests that go out at once at the start come after the last that was sent."""
+        return max(self.together - (self.count - len(self.unsent)), 0)
 
     def send(self, now: float, accept: Callable[[Request], bool]) -> None:
         """Send what goes out by ``now``; a request that is not accepted gives its slot back."""
@@ -224,7 +230,7 @@ class Scheduler:
         self.load_ahead = caching and tiers is not None and tiers.load_ahead and not limits.prefill_first
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
-        self.now_us = self.seen_us = self.handed_on_us = 0.0
+        self.now_us = self.seen_us = self.handed_on_us = self.busy_us = 0.0
         self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
         self.reserve = Reserve(limits, self.memory)
         self.proposed = self.accepted = 0
@@ -243,12 +249,15 @@ class Scheduler:
         most = min(whole - 1 + self.limits.drafts, self.limits.max_model_len - 1)
         return "no_memory" if self.memory.units_of(most) > self.limits.capacity_units else "finished"
 
-    def accept(self, request: Request, host: Any) -> bool:
-        """Queue a request, or reject it for good."""
+    def accept(self, request: Request, host: Any, others: int) -> bool:
+        """Queue a request, or reject it for good; ``others``: how many of those sent at once come after it."""
         request.status = self.verdict(request)
         if request.status == "finished":
             alone_us = request.sent_us + host.request_us + host.per_prompt_token_us * request.prompt_tokens
-            self.handed_on_us = request.visible_us = max(alone_us, self.handed_on_us)
+            serial_us = host.serial_us + host.serial_token_us * request.prompt_tokens
+            self.busy_us = max(request.sent_us, self.busy_us) + serial_us
+            others_us = others * host.serial_us
+            self.handed_on_us = request.visible_us = max(alone_us, self.busy_us + others_us, self.handed_on_us)
             self.queue.append(request)
         return request.status == "finished"
 
@@ -597,7 +606,7 @@ def serve(
     scheduler = Scheduler(limits, hash_tokens, tiers)
 
     def accept(request: Request) -> bool:
-        return scheduler.accept(request, host)
+        return scheduler.accept(request, host, client.others())
 
     clock = horizon = requests[0].arrival_us
     if limits.batch_wait_us:

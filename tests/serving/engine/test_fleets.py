@@ -61,6 +61,8 @@ def test_fleets_agree_with_reference(fleet: Fleet) -> None:
 @given(world=worlds() | caching_worlds() | policy_worlds())
 def test_engines_that_share_nothing_are_engines_by_themselves(world: World) -> None:
     """In turn and without a cap, a fleet is so many replicas, each with its part of the requests."""
+    # what a front end does for those that are sent at once at the start is that of the fleet's start
+    world = world._replace(host=world.host._replace(serial_us=0.0))
     load = world.load._replace(max_concurrency=records.NO_LIMIT, user_us=0.0)
     served = run_fleet(Fleet(world._replace(load=load), inputs.Routing(), 2))
     for i in range(min(2, load.arrival_us.size)):

@@ -64,7 +64,7 @@ FIGURES = {
     **{"step_exposed_us": 500.0, "step_base_us": 3000.0, "per_request_us": 20.0, "per_token_us": 1.0},
     **{"per_captured_launch_us": 5.0, "per_eager_launch_us": 60.0, "launch_gap_us": 2.0, "request_us": 0.0},
     **{"per_prompt_token_us": 0.0, "exposed_per_request_us": 30.0, "per_output_token_us": 100.0},
-    **{"per_active_us": 0.0, "eager_dispatch_us": 2000.0},
+    **{"per_active_us": 0.0, "eager_dispatch_us": 2000.0, "chat_us": 0.0},
 }
 
 

@@ -280,6 +280,8 @@ def hosts_drawn(draw: st.DrawFn, whole: bool) -> inputs.Host:
         exposed_requests_half=math.inf if whole else draw(st.sampled_from([math.inf, 3.0])),
         per_active_us=draw(st.sampled_from([0.0, 2.0])),
         ranks_padded=draw(st.booleans()),
+        serial_us=draw(st.sampled_from([0.0, 90.0])),
+        serial_token_us=draw(st.sampled_from([0.0, 5.0])),
     )
 
 

@@ -32,7 +32,7 @@ def _run(row: Mapping[str, Any], number: int, campaign: str) -> dict[str, Any]:
         "osl": round(row["output_tokens"]),
         "max_concurrency": row["prompts"],
         "num_prompts": row["prompts"],
-        "stated_flags": json.dumps(run["stated_flags"]),
+        "stated_flags": json.dumps(run["stated_flags"] | {"endpoint": "chat"}),
         "ttft_ms": row["ttft_mean_ms"],
         "tpot_ms": row["tpot_mean_ms"],
         "output_throughput": row["total_tokens_per_s"] * outputs,
