@@ -14,6 +14,7 @@ from record import ROOT
 
 import kernelsight as ks
 from kernelsight.forward.forward_step import whole_step
+from kernelsight.present.page import Table
 from kernelsight.present.show import table_of
 from kernelsight.scenario.scenario_rows import deployment_row, resolve_names
 
@@ -48,7 +49,7 @@ def main() -> None:
         words = {"new tokens": f"{least:,} to {most:,}", "n": len(chosen)}
         words |= {"error": score([ours[i] for i in chosen]), "in 90 % interval": f"{sum(inside) / len(inside):.0%}"}
         rows.append(words | {"AIConfigurator": score([peer[i] for i in chosen])})
-    print("\n".join(table_of(rows)))
+    print("\n".join(table_of(Table(rows=rows))))
 
 
 def score(errors: Sequence[float]) -> str:

@@ -139,7 +139,7 @@ def give_host_overheads(session: Session, path: Path) -> None:
         if unknown_columns:
             raise unknown("column of host_overheads", unknown_columns[0], [column.name for column in columns])
         if "request_us" in fields:
-            fields = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0} | fields
+            fields = {"per_prompt_token_us": 0.0, "per_output_token_us": 0.0, "chat_us": 0.0} | fields
         if "per_request_us" in fields:
             fields = {"per_active_us": 0.0} | fields
         if "exposed_per_request_us" in fields:
