@@ -166,7 +166,7 @@ def sustained_us(xp: Any, burst_us: Any, flops: Any, gpu: Columns, at: Columns) 
     energy_pj = at["energy_pj"] * xp.sqrt(REFERENCE_UNIT_RATE * gpu["sm_count"] / gpu["math_flops_per_us"])
     over = xp.maximum(flops * energy_pj * 1e-6 / gpu["tdp_w"] / burst_us, 1.0)
     share = burst_us / (burst_us + at["throttle_us"])
-    return burst_us * (1.0 + (over ** (1.0 / at["clock_exponent"]) - 1.0) * share)
+    return burst_us * (1.0 + (xp.exp(xp.log(over) / at["clock_exponent"]) - 1.0) * share)
 
 
 def _fourth_mean(xp: Any, first: Any, second: Any) -> Any:
