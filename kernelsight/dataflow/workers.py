@@ -38,7 +38,7 @@ _folder = Path()  # of the results of a worker's pool
 def worker_pool(count: int, begin: Callable[..., None] | None = None, *words: Any) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of ``count`` processes, each of which calls ``begin(*words)`` first; run tasks by :func:`work`.
 
-    Where the block is left by an error, such as Ctrl-C, running tasks are stopped instead of waited for.
+    Where the block is left, running tasks are stopped: after an error, such as Ctrl-C, none is waited for.
     """
     # compiled code and threads do not survive a fork: spawn
     spawn = multiprocessing.get_context("spawn")
@@ -51,12 +51,10 @@ def worker_pool(count: int, begin: Callable[..., None] | None = None, *words: An
         pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_begin, initargs=begun)
         try:
             yield pool
-        except BaseException:
-            pool_end.close()
-            raise
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            # also ends a worker that waits for the lock of the queue of tasks, which one that was killed still holds
             pool_end.close()
+            pool.shutdown(wait=True, cancel_futures=True)
             worker_end.close()
 
 
