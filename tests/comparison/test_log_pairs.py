@@ -156,11 +156,13 @@ def test_a_changed_load_alone_is_the_only_cause(session: Session, before: pa.Tab
     assert agrees_with_its_table(found)
 
 
-@pytest.mark.parametrize("seed", [2, 3, 4])
-def test_another_run_of_the_same_server_and_load_is_chance(session: Session, before: pa.Table, seed: int) -> None:
-    found = answer(session, simulated(seed, max_num_seqs=39), before)
-    assert found["causes"] == [] and certain(found) == set() and agrees_with_its_table(found)
-    assert "both logs agree" in found["verdict"] or "no change beyond chance" in found["verdict"]
+def test_another_run_of_the_same_server_and_load_is_chance(session: Session, before: pa.Table) -> None:
+    """Of twelve runs that differ by chance alone one in twenty may look changed, and none has a cause."""
+    found = [answer(session, simulated(seed, max_num_seqs=39), before) for seed in range(2, 14)]
+    assert all(each["causes"] == [] and agrees_with_its_table(each) for each in found)
+    alike = [each for each in found if not certain(each)]
+    assert len(alike) >= 10
+    assert all("both logs agree" in each["verdict"] or "no change beyond" in each["verdict"] for each in alike)
 
 
 def test_every_figure_has_a_unit(session: Session) -> None:
