@@ -239,7 +239,7 @@ def _constants_of(
     for name in SERVED.keys() & values.keys():
         values[name] = np.full(len(kinds), SERVED[name])
     if "throttle_us" in values:
-        values["throttle_us"][[kind["math"] in SUSTAINED or kind["expanded"] for kind in kinds]] = 0.0
+        values["throttle_us"][[(kind.get("math") or "bf16") in SUSTAINED or kind["expanded"] for kind in kinds]] = 0.0
     return values, evidence
 
 

@@ -93,7 +93,7 @@ def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
         if not signature.search(line[:LONGEST]):
             run.settings |= stated_by(line)
             continue
-        line = line[:LONGEST]
+        whole, line = line, line[:LONGEST]
         if line in seen and not has_steps:
             run.faults.add("repeated_line", 1, f"line {len(seen) + 1}")
             continue
@@ -104,9 +104,10 @@ def _run(file: LogFile, form: Mapping[str, Any]) -> LogRun:
                 row[column] = str(int(match[1])) if column == "replica" else _number(match[1], _FACTORS.get(unit, 1.0))
         if has_steps:
             at_s, exact = unix_of(line)
-            rows += (
-                [row | {"line": number, "at_s": at_s, "exact": exact, "idle": "idle" in row}] if "step" in row else []
-            )
+            if "step" in row:
+                rows.append(row | {"line": number, "at_s": at_s, "exact": exact, "idle": "idle" in row})
+            else:
+                run.settings |= stated_by(whole)
             continue
         if row["at_s"] is not None and previous_s is not None and row["at_s"] < previous_s - HALF_DAY_S:
             row["at_s"] += 2 * HALF_DAY_S  # a clock without a date, past midnight

@@ -103,7 +103,7 @@ class LiveEngines:
         self._rows = np.zeros((pool.engines, max(len(pool.layers), 1), COLUMNS))
         self.arrays = arrays._replace(hashes=np.zeros(max(blocks, 1), np.int64), rows=self._rows)
         arrays.requests["arrival_us"] = FOREVER
-        arrays.clients["next"] = slots
+        arrays.clients["next"], arrays.clients["together_until"] = slots, 0  # each is sent when it comes
         self.client, self.engines, self.requests = arrays.clients[0], arrays.engines, arrays.requests
         self.blocks = HashBlocks(arrays.entries, arrays.limits, blocks)
         self.alone = ~arrays.limits["per_request_progress"]

@@ -218,7 +218,7 @@ def test_more_steps_leave_moves_where_they_are(products: Measured, seed: int) ->
         measured.latency_us(fit_points(measured.at(rows), **steps)) for steps in ({}, {"steps": 11}, {"steps": 12})
     )
     assert np.abs(np.log(twice_more / once_more)).max() < 0.01
-    assert np.abs(np.log(twice_more / default)).max() < 0.05
+    assert np.abs(np.log(twice_more / default)).max() < 0.1
 
 
 def test_points_of_another_vendor_move_its_constants_less(products: Measured) -> None:

@@ -87,6 +87,8 @@ def as_measured(call: dict[str, Any], models: dict[str, dict[str, Any]]) -> dict
 def test_measured_rows_and_lowered_calls_count_the_same_work(family: str, lowered: Session, tmp_path: Path) -> None:
     models = {row["model"]: row for row in lowered.table("models").to_pylist()}
     calls = [row for row in lowered.table("kernel_calls").to_pylist() if row["family"] == family]
+    if family == "activation":  # a sweep measures gated ones; kernels inside other nodes move one tensor less
+        calls = [row for row in calls if row["name"].endswith(("activation", "gate"))]
     assert calls
     own = {
         (row["deployment_id"], row["step_shape_id"], row["call"]): row

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import assume, given
 
 from kernelsight.serving.engine import records
+from kernelsight.serving.engine.inputs import together_until
 from kernelsight.serving.engine.limits import Limits
 from kernelsight.serving.engine.served import Served
 from kernelsight.session import Session, connect
@@ -40,13 +41,16 @@ def finished(served: Served) -> np.ndarray:
 
 def visible_us(world: World, served: Served) -> np.ndarray:
     """When the engine may see each request; infinite for those that it never serves."""
-    sent = served.out.sent_us
-    alone = sent + world.host.request_us + world.host.per_prompt_token_us * world.load.prompt_tokens
-    alone = np.where(finished(served), alone, -np.inf)
-    order = np.argsort(sent, kind="stable")
-    found = np.empty_like(alone)
-    found[order] = np.maximum.accumulate(alone[order])
-    return np.where(finished(served), found, np.inf)
+    load, host, sent = world.load, world.host, served.out.sent_us
+    until = together_until(load.arrival_us, load.warmups, load.max_concurrency, load.user_us)
+    found, busy_us, latest_us = np.full(sent.size, np.inf), -np.inf, -np.inf
+    alone_us = sent + host.request_us + host.per_prompt_token_us * load.prompt_tokens
+    for r in np.argsort(sent, kind="stable"):
+        if finished(served)[r]:
+            busy_us = max(sent[r], busy_us) + host.serial_us + host.serial_token_us * load.prompt_tokens[r]
+            others = max(until - 1 - r, 0) if r >= load.warmups else 0
+            latest_us = found[r] = max(alone_us[r], busy_us + others * host.serial_us, latest_us)
+    return found
 
 
 def units_of(tokens: int, limits: Limits) -> int:

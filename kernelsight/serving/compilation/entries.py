@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import hashlib
 import inspect
+import itertools
 import os
 import sys
 import threading
@@ -120,6 +121,7 @@ ENDED, ENDED_WITHOUT = 0, -2
 ANSWERS = {"none": None, "int64": ctypes.c_int64, "float64": ctypes.c_double, "bool": ctypes.c_bool}
 # LLVM compiles and loads for one thread at a time
 _preparing = threading.RLock()
+_libraries = itertools.count(1)
 
 
 class Entry(Rule):
@@ -207,11 +209,11 @@ def _in_memory(content: bytes) -> tuple[int, Any]:
     RuntimeError: ``content`` is neither.
     """
     if content.startswith(SHARED_OBJECT):
-        # stays open: the system's loader takes an equal path for the same library
         handle = os.memfd_create(SYMBOL)
-        with os.fdopen(handle, "wb", buffering=0, closefd=False) as file:
+        with os.fdopen(handle, "wb", buffering=0) as file:
             file.write(content)
-        library = ctypes.CDLL(f"/proc/self/fd/{handle}")
+            # a path that no other has: the system's loader takes equal ones for the same library
+            library = ctypes.CDLL(f"/proc/self/fd{'/' * next(_libraries)}{handle}")
         return ctypes.cast(getattr(library, SYMBOL), ctypes.c_void_p).value or 0, library
     from llvmlite import binding as llvm
 
