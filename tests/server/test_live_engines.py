@@ -75,7 +75,11 @@ def live_world(world: World) -> LiveEngines:
 @given(world=policy_worlds() | caching_worlds(), seed=st.integers(0, 2**32 - 1))
 @pytest.mark.whole
 def test_the_schedule_of_a_simulation(world: World, seed: int) -> None:
-    """Policies, preemptions and prefixes included; cuts at random moments change nothing."""
+    """Policies, preemptions and prefixes included; cuts at random moments change nothing.
+
+    A server does not know how many requests come at once: only a simulation has their templates wait for each other.
+    """
+    world = world._replace(host=world.host._replace(serial_us=0.0))
     load = world.load._replace(max_concurrency=records.NO_LIMIT, user_us=0.0)
     out = run_loop(world._replace(load=load)).out
     moments_us = np.sort(np.random.default_rng(seed).uniform(0.0, load.arrival_us[-1] + 1.0, 20))
