@@ -75,7 +75,7 @@ def python_values(values: pa.ChunkedArray) -> list[Any]:
     if not _is_text(values.type):
         try:
             return values.to_pylist()
-        except (OverflowError, ValueError):
+        except (OverflowError, ValueError, KeyError):  # the last for an unknown zone, until Arrow 21
             pass
     return _as_text(values)
 
