@@ -85,10 +85,10 @@ def arrows() -> dict[str, dict[str, int]]:
 
 # most lines of files by folder and ending, and contracts: lowered with each part of the house that is done; the aim
 BUDGET = {
-    "kernelsight/*.py": 78_780,  # 66,000
-    "tests/*.py": 53_700,  # 40,000
+    "kernelsight/*.py": 77_040,  # 66,000
+    "tests/*.py": 53_580,  # 40,000
     "docs/*.md": 5_500,  # 7,500
-    "schemas/*.json": 162,  # 150 that users read
+    "schemas/*.json": 149,  # 150 that users read
 }
 # code does not hide there: printed beside
 BESIDE = ("benches/*.py", "sql/*.sql")
