@@ -5,7 +5,8 @@ the uncut tensor rate to it on every generation), a tile's overhead in elements 
 FLOP. On a part with a cut tensor rate the longer tensor time hides these losses (``with_cut_rate``).
 
 How long a GPU has worked decides its clock: a sweep measures bursts, each collector for its own time; a served step
-lasts longer than the power limit takes to act, so that its products run at the sustained clock (``sustained_us``).
+lasts longer than the power limit takes to act, so that its products of 16 bits run at the sustained clock
+(``sustained_us``; others keep the time of their sweep: ``call_kinds.SUSTAINED``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What is said on stderr: nothing, notes, or every table; a finished sweep that is resumed."""
+"""What is said on stderr: nothing, notes, or every table; completion; a finished sweep that is resumed."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
@@ -48,3 +49,13 @@ def test_an_interruption_says_how_to_go_on(capsys):
     assert "the same command with --resume goes on" in capsys.readouterr().err
     assert _stopped(parser(["tables"]).parse_args(["tables"])) == 1
     assert "no partial file was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_verbs_and_flags(command, shell, tmp_path):
+    script = command("completion", shell).out
+    assert "simulate" in script and "--request-rate" in script
+    if shell == "bash":
+        path = tmp_path / "complete.sh"
+        path.write_text(script)
+        assert subprocess.run(["bash", "-n", path]).returncode == 0
