@@ -26,6 +26,8 @@ from kernelsight.number_format import percent
 TYPES = {"BFloat16": "bf16", "Half": "fp16", "Float8_e4m3fn": "fp8", "Float8_e5m2": "fp8", "signed char": "int8"}
 _WORD = re.compile(r"\w+")
 _SIZE = re.compile(r"(\d)\[(?:(\d)|:-1)\]")
+# longer kernels, larger sizes and those that are no whole numbers are no measurement
+LONGEST_US, LARGEST_SIZE = 1e9, 2**40
 EXAMPLE = "--columns family==gemm m=M n=N k=K latency_us=T[us] dtype==bf16"
 TEXTS = ("family", "kernel", "implementation", "engine", "engine_version", "dtype", "format", "math", "distribution")
 
@@ -61,13 +63,17 @@ def _launches(events: Sequence[Any], source: str) -> tuple[list[dict[str, Any]],
     """Return the operators of a trace that launched kernels of their family, and counts of kernels of no such one."""
     forms = {name: form for form in _operators() for name in form["operators"]}
     operators, rows, dropped, times = {}, [], Counter[str](), Counter[tuple[int, str | None]]()
-    for event in events:
-        arguments = event.get("args") if isinstance(event, Mapping) else None
+    for event in (event for event in events if isinstance(event, Mapping)):
+        arguments, name, spent_us = event.get("args"), str(event.get("name"))[:400], event.get("dur")
         number = arguments.get("External id") if isinstance(arguments, Mapping) else None
-        if event.get("cat") == "cpu_op" and event.get("name") in forms:
+        if not isinstance(number, int):
+            dropped["no_shape_of_its_operator"] += event.get("cat") == "kernel"
+        elif event.get("cat") == "cpu_op" and name in forms:
             operators[number] = event
-        elif event.get("cat") == "kernel" and isinstance(event.get("dur"), int | float):
-            times[number, family_of(str(event.get("name"))[:400])] += event["dur"]
+        elif event.get("cat") == "kernel" and isinstance(spent_us, int | float) and 0.0 < spent_us < LONGEST_US:
+            times[number, family_of(name)] += spent_us
+        elif event.get("cat") == "kernel":
+            dropped["no_duration"] += 1
     for number, event in operators.items():
         form = forms[event["name"]]
         spent_us = times.pop((number, form["family"]), None)
@@ -91,9 +97,10 @@ def _shape(arguments: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, A
             given = dims[int(argument)]
             found[name] = math.prod(given[:-1]) if dimension is None else given[int(dimension)]
         dtype = TYPES[types[form["number"]].removeprefix("c10::")]
-    except (LookupError, TypeError, AttributeError):
+        whole = all(isinstance(size, int) and 0 < size < LARGEST_SIZE for size in found.values())
+        return found | {"dtype": dtype} if whole else None
+    except (LookupError, TypeError, AttributeError, OverflowError):
         return None
-    return found | {"dtype": dtype}
 
 
 def _of_table(path: Path, columns: Mapping[str, str], gpu: str | None) -> Iterator[Batch]:

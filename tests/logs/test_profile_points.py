@@ -56,6 +56,27 @@ def test_kernels_get_the_shapes_of_the_operators_that_launched_them(tmp_path):
     assert {row["reason"]: row["rejected"] for row in summary if row["reason"]} == {"no_shape_of_its_operator": 1}
 
 
+@pytest.mark.parametrize(
+    "sizes", [None, {"a": 1}, [[-1, 8], [8, 8]], [[1.5, 8], [8, 8]], [[2**70, 8], [8, 8]], [["8"]]]
+)
+def test_an_event_that_cannot_be_used_costs_that_event_alone(tmp_path, sizes):
+    found = trace(
+        MM,
+        {**MM, "Input Dims": sizes},
+        kernels=[(1, "nvjet_tst", 100.0), (2, "nvjet_tst", 100.0), (1, "nvjet_tst", 1e300)],
+    )
+    strange = [5, None, {"cat": "cpu_op", "name": "aten::mm"}, {"cat": "cpu_op", "name": [1], "args": []}]
+    strange += [
+        {"cat": "kernel", "name": 7, "dur": 100.0, "args": {"External id": number}} for number in ([1], "1", None)
+    ]
+    found["traceEvents"] += strange
+    path = save(tmp_path / "trace.json", found)
+    assert [shape(row) for row in imported(tmp_path, path)] == [{"m": 512, "n": 14336, "k": 4096}]
+    summary = run_command("calibrate", "import", "profile", path, "--format", "json").json
+    reasons = {row["reason"]: row["rejected"] for row in summary if row["reason"]}
+    assert reasons == {"no_duration": 1, "no_shape_of_its_operator": 3, "number_format_or_shape_not_recorded": 1}
+
+
 def test_equal_launches_are_one_point_and_unknown_formats_none(tmp_path):
     other = {**MM, "Input type": ["float"] * 2}
     kernels = [(1, "nvjet", 100.0), (2, "nvjet", 120.0), (3, "nvjet", 110.0), (4, "nvjet", 990.0)]
