@@ -63,7 +63,7 @@ class EngineDriver:
         self._undelivered: dict[TokenReceiver, _Sent] = {}
         self._waiting: list[tuple[float, int, Delivery, _Sent]] = []
         self._count, self._timer = 0, None
-        # whether the last turn was behind the clock, and how often the event loop still looks before the next one
+        # whether the last turn was behind the clock; looks of the event loop before the next one
         self._late, self._polls = False, 0
 
     def now_us(self) -> float:
@@ -153,6 +153,5 @@ class EngineDriver:
             self._timer = loop.call_later(max(next_us - now_us, 0.0) / 1e6 / self.speed, self.turn)
 
     def _poll(self) -> None:
-        """Let the event loop look for others once more, and then take the next turn."""
         self._polls -= 1
         self._timer = asyncio.get_running_loop().call_soon(self._poll if self._polls else self.turn)

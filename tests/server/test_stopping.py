@@ -1,4 +1,4 @@
-"""A server over sockets: who waits behind others, and how it ends: at once, with status 0, and its clients hear of it."""
+"""A server over sockets: who waits behind others; it ends at once, with status 0, and its clients hear of it."""
 
 from __future__ import annotations
 
