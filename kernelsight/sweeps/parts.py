@@ -36,14 +36,16 @@ def is_uri(place: str) -> bool:
 class Parts:
     """A place of finished parts; without its connections it can be sent to other processes."""
 
-    def __init__(self, place: str | Path) -> None:
-        self.place = str(place)
+    def __init__(self, place: str | Path, name: str | None = None) -> None:
+        self.name = name or str(place)
+        # also for a process that runs in another folder
+        self.place = str(place) if is_uri(str(place)) else str(Path(place).absolute())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Parts, (self.place,)
+        return Parts, (self.place, self.name)
 
     def __str__(self) -> str:
-        return redacted_text(self.place.partition("?")[0])
+        return redacted_text(self.name.partition("?")[0])
 
     @cached_property
     def _found(self) -> tuple[Any, str]:
@@ -52,7 +54,7 @@ class Parts:
         import pyarrow.fs as pafs
 
         if not is_uri(self.place):
-            return pafs.LocalFileSystem(), str(Path(self.place).absolute())
+            return pafs.LocalFileSystem(), self.place
         try:
             return pafs.FileSystem.from_uri(self.place)
         except (pa.ArrowException, ValueError, OSError) as error:
