@@ -38,9 +38,13 @@ def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
     >>> open_database("create macro twice(x) as 2 * x;").cursor().sql("select twice(21)").fetchall()
     [(42,)]
     """
+    import tempfile
+
     import duckdb
 
-    database = duckdb.connect(":memory:", config=SETTINGS)
+    # what does not fit into memory goes to a folder of this database alone, not into the one where it was asked
+    spilled = f"{tempfile.gettempdir()}/kernelsight-{os.urandom(8).hex()}"
+    database = duckdb.connect(":memory:", config=SETTINGS | {"temp_directory": spilled})
     if macros:
         database.execute(macros)
     return database
