@@ -55,7 +55,7 @@ class Execution(NamedTuple):
     called after each partition. ``intervals``: with 90 % intervals, which take three more simulations.
     """
 
-    folder: Path | None = None
+    folder: str | Path | None = None
     resume: bool = False
     workers: int = 1
     executor: str = "local"

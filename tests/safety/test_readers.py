@@ -48,7 +48,6 @@ ALLOWED = {
     "dataflow/storage.py::attach": "a DuckDB file by its first bytes, which _foreign has looked at",
     "dataflow/python_nodes.py::_literals": "sources of nodes, which are programs",
     "dataflow/workers.py::_received": "what a worker of this process has written",
-    "evaluation/kernels/evaluate.py::rejected_rows": SWEEPS,
     "fitting/kernel_sweeps/package_files.py::_in_wheel": CHECKED,
     "fitting/kernel_sweeps/package_files.py::read_table": "of a wheel a member whose size was asked; check_parquet",
     "fitting/kernel_sweeps/plain.py::read": SWEEPS,
