@@ -25,11 +25,7 @@ SUFFIX = ".journal"
 
 
 def journal_path(target: Path) -> Path:
-    """Return the path of a result's journal.
-
-    >>> journal_path(Path("run.duckdb")).name
-    'run.duckdb.journal'
-    """
+    """Return the path of a result's journal."""
     return target.with_name(target.name + SUFFIX)
 
 

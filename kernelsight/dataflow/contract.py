@@ -55,12 +55,7 @@ class Contract:
 
 
 def load_contracts(folder: Path) -> dict[str, Contract]:
-    """Read every ``<table>.json`` of a folder, by table name; a test holds them against ``table.schema.json``.
-
-    >>> from kernelsight.dataflow.locations import folder
-    >>> load_contracts(folder("schemas"))["gpus"].key
-    ['gpu']
-    """
+    """Read every ``<table>.json`` of a folder, by table name; a test holds them against ``table.schema.json``."""
     files = sorted(path for path in folder.glob("*.json") if path.name != "table.schema.json")
     declarations = {path.stem: own_json(own_text(path)) for path in files}
     for declaration in declarations.values():
@@ -111,12 +106,7 @@ def _frozen(other: Any) -> Any:
 
 
 def arrow_schema(contract: Contract) -> pa.Schema:
-    """Return the contract's Arrow schema: types, nullability, and unit and doc in each field's metadata.
-
-    >>> from kernelsight.dataflow.locations import folder
-    >>> arrow_schema(load_contracts(folder("schemas"))["gpus"]).field("tdp_w").metadata[b"unit"]
-    b'W'
-    """
+    """Return the contract's Arrow schema: types, nullability, and unit and doc in each field's metadata."""
     fields = []
     for column in contract.columns:
         metadata = {"doc": column.doc, **({"unit": column.unit} if column.unit else {})}
@@ -199,9 +189,6 @@ def check_values(table: pa.Table, contract: Contract, origin: str) -> None:
 
     Types, finite numbers, and the checks over columns of the table are verified; the check of a column with nulls that
     the contract does not allow is skipped.
-
-    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", above=0),))
-    >>> check_values(pa.table({"x": [1, 2], "note": ["a", "b"]}), contract, "x.csv")
     """
     filled = {name for name in table.column_names if table[name].null_count < table.num_rows}
     columns = []

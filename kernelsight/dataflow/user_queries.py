@@ -77,11 +77,7 @@ def _parsed(text: str) -> Query | None:
 
 
 def _without_explain(text: str) -> str:
-    """Return a query without EXPLAIN, ANALYZE and their options in brackets.
-
-    >>> _without_explain("explain (format json) select 1"), _without_explain("explain analyze (select 1)")
-    ('select 1', '(select 1)')
-    """
+    """Return a query without EXPLAIN, ANALYZE and their options in brackets."""
     raw = text.encode()  # the tokenizer counts bytes
     starts = [start for start, _ in _tokens(text)]
     words = list(_words(text))
@@ -123,11 +119,7 @@ def _refused() -> frozenset[str]:
 
 
 def tables_in_query(text: str, known: set[str]) -> list[str]:
-    """Return the tables that a query reads, in lower case, by the parser or (for PIVOT) by its tokens.
-
-    >>> tables_in_query("pivot kernel_breakdown on phase using sum(total_us)", {"kernel_breakdown", "phase"})
-    ['kernel_breakdown']
-    """
+    """Return the tables that a query reads, in lower case, by the parser or (for PIVOT) by its tokens."""
     query = _parsed(text)
     if query is not None:
         return [name.lower() for name in query.tables]
@@ -191,9 +183,5 @@ def _tables_to_join(
 
 
 def is_show_tables(query: str) -> bool:
-    """Return whether a query is SHOW TABLES, to which DuckDB itself would list only the tables read so far.
-
-    >>> is_show_tables("show tables;"), is_show_tables("show all tables")
-    (True, False)
-    """
+    """Return whether a query is SHOW TABLES, to which DuckDB itself would list only the tables read so far."""
     return _SHOW_TABLES.fullmatch(query) is not None

@@ -33,10 +33,6 @@ def passes(column: Column, table: pa.Table) -> pa.ChunkedArray:
     """Return whether each row of a table keeps a column's rules: one boolean a row; null passes where it may be null.
 
     A value that is compared with a null fails.
-
-    >>> column = Column("x", "int64", "an x", nullable=True, min=1, compare=(("at_most", "size"),))
-    >>> passes(column, pa.table({"x": [1, 2, 0, 1, None], "size": [1, 1, 1, None, 1]})).to_pylist()
-    [True, False, False, False, True]
     """
     values = table.column(column.name)
     stated = pc.is_valid(values)
@@ -161,11 +157,6 @@ def failing_rows(
     """Return which rows of a table fail a check over its columns, bool [rows], and ``check_faults`` of these checks.
 
     Checks that read other columns are skipped.
-
-    >>> columns = [Column("x", "int64", "an x", above=0), Column("y", "int64", "a y", compare=(("above", "x"),))]
-    >>> failing, sentences = failing_rows(pa.table({"x": [1, 0]}), columns)
-    >>> failing.tolist(), sentences
-    ([False, True], ["column x: 1 row fails 'x > 0' (row 2: 0)"])
     """
     names = set(table.column_names)
     checked = [column for column in columns if column.check and column.checked_with <= names]
