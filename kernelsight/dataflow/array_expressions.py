@@ -28,7 +28,7 @@ def in_one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def bucket(rows: int) -> int:
-    """Return the padded length: the next of 1, 1.25, 1.5, 1.75 times a power of two, so that few shapes are compiled."""
+    """Return the padded length, 1, 1.25, 1.5 or 1.75 times a power of two, so that few shapes are compiled."""
     power = 2 ** max(math.ceil(math.log2(max(rows, 16))) - 1, 4)
     return next(power * quarter // 4 for quarter in range(4, 9) if power * quarter // 4 >= rows)
 

@@ -267,9 +267,9 @@ class WhatIf:
         >>> import kernelsight as ks
         >>> load = {"max_concurrency": 4, "num_prompts": 8, "input_len": 64, "output_len": 8}
         >>> with ks.connect() as s:
-        ...     w = s.what_if({"model": "qwen3-0.6b", "gpu": ["l4", "t4"]} | load)
+        ...     w = s.what_if({"model": "qwen3-0.6b", "gpu": ["l4", "h100_sxm"]} | load)
         ...     w.sql("select grid_row, gpu, completed from scenario_summary order by grid_row").fetchall()
-        [(1, 'l4', 8), (2, 't4', 8)]
+        [(1, 'l4', 8), (2, 'h100_sxm', 8)]
         """
         return self._all.sql_with(query, {"scenario_summary": self._summary})
 
