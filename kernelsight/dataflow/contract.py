@@ -118,11 +118,6 @@ def ddl(contract: Contract, database: str = "") -> str:
     """Return the DuckDB statements that create the empty table, with its comments, in an attached ``database``.
 
     NOT NULL is declared; a primary key is not, because its index would slow every bulk load.
-
-    >>> print(ddl(Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", unit="us"),))))
-    CREATE TABLE "t" ("x" BIGINT NOT NULL);
-    COMMENT ON TABLE "t" IS 'Some. Grain: one x.';
-    COMMENT ON COLUMN "t"."x" IS 'an x [us]';
     """
     table = f"{quote(database)}.main.{quote(contract.table)}" if database else quote(contract.table)
     columns = ", ".join(
@@ -152,13 +147,6 @@ def conform(
     ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` skips rules and duplicate keys, for the
     outputs of nodes. ``encoded``: dictionary-encoded strings stay so. ``origin``: where the rows come from, and
     ``rows``: the number of each row there, for the message (default: from 1).
-
-    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "float64", "an x", above=0),))
-    >>> conform(pa.table({"x": [1, 2]}), contract).column("x").to_pylist()
-    [1.0, 2.0]
-    >>> conform(pa.table({"x": [1, -2]}), contract)
-    Traceback (most recent call last):
-    kernelsight.errors.ContractBroken: table 't' violates its contract: column x: 1 row fails 'x > 0' (row 2: -2.0).
     """
     table = as_arrow(data, contract.table)
     times = Counter(table.column_names)
