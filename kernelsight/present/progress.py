@@ -12,7 +12,7 @@ from kernelsight.number_format import rounded
 from kernelsight.present.output import is_quiet, note
 
 # seconds between lines if stderr is not a terminal, and between looks at the clock if it is one
-LINES_EVERY_S, LOOKS_EVERY_S = 10.0, 0.5
+LINES_EVERY_S, LOOKS_EVERY_S = 30.0, 0.5
 
 
 class Waiting:
