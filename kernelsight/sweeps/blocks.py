@@ -85,7 +85,7 @@ class BlockServing(NamedTuple):
             plan = plan_rows(fork, rows, self.question.goodput, numbers=numbers)
             (partition,) = split(plan, math.inf, len(rows))
             summary = self.serve(partition, fork)
-            table = with_flags(fork, plan, summary, self.question.slo, self.named)
+            table = with_flags(fork, plan, summary, self.question.slo, self.named, numbers)
         self.parts.write(self.key(block), table)
         return table.num_rows, table["status"].to_pylist().count(SERVED)
 

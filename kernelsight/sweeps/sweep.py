@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.dataflow.progress import Done, Report
 from kernelsight.errors import InvalidInput, trace_unusable
 from kernelsight.files.bounded_files import read_bytes
 from kernelsight.files.budget import WHOLE
@@ -38,14 +39,7 @@ if TYPE_CHECKING:
 PLANNED = ("deployments", "scenarios")
 LOAD_NUMBER = "load"
 FILES = ("trace", "lengths_from")
-
-
-class Progress(NamedTuple):
-    """The progress of a sweep: finished scenarios, all scenarios to run, and seconds since it began."""
-
-    done: int
-    total: int
-    spent_s: float
+GRID_ROW = "grid_row"
 
 
 class Execution(NamedTuple):
@@ -61,7 +55,7 @@ class Execution(NamedTuple):
     executor: str = "local"
     partition_requests: int | None = None
     connect: Callable[[], Session] | None = None
-    report: Callable[[Progress], None] | None = None
+    report: Report | None = None
     intervals: bool = False
 
     @property
@@ -169,17 +163,16 @@ def run(session: Session, tasks: Sequence[Any], work: Work, execution: Execution
 
 
 def with_progress(
-    served: Iterable[tuple[int, Any]], size_of: Callable[[int], int], tasks: Sequence[Any],
-    report: Callable[[Progress], None] | None,
-) -> Iterator[tuple[int, Any]]:  # fmt: skip
+    served: Iterable[tuple[int, Any]], size_of: Callable[[int], int], tasks: Sequence[Any], report: Report | None
+) -> Iterator[tuple[int, Any]]:
     """Pass results on, and report the progress after each; ``size_of``: scenarios of a task, by its number."""
-    started, done = time.monotonic(), 0
+    done = 0
     total = sum(map(size_of, range(len(tasks))))
     for position, result in served:
         yield position, result
         done += size_of(position)
         if report:
-            report(Progress(done, total, time.monotonic() - started))
+            report(Done(done, total, "scenarios"))
 
 
 def sweep_facts(session: Session, execution: Execution, percentiles: Sequence[str]) -> dict[str, Any]:
@@ -202,9 +195,15 @@ def files_digests(paths: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def with_flags(
-    session: Session, plan: Plan, summary: pa.Table, slo: Mapping[str, float] | None, named: Collection[str] = ()
-) -> pa.Table:
-    """Join the grid's flags, costs and objectives to the summary of each scenario; ``named``: of the whole grid."""
+    session: Session, plan: Plan, summary: pa.Table, slo: Mapping[str, float] | None,
+    named: Collection[str] = (), numbers: Iterable[int] | None = None,
+) -> pa.Table:  # fmt: skip
+    """Join the grid's flags and row numbers, costs and objectives to the summary of each scenario.
+
+    ``named``: flags of the whole grid; ``numbers``: those of the plan's rows in it.
+    """
+    import pyarrow as pa
+
     flags = flag_columns(session, plan, named).sort_by("scenario_id")
     summary = summary.sort_by("scenario_id")
     assert flags["scenario_id"].equals(summary["scenario_id"]), "a scenario is lost or there twice"
@@ -218,6 +217,8 @@ def with_flags(
     table = with_costs(table)
     if slo:
         table = table.append_column("meets_slo", meets_slo(table, slo))
+    row_of = {row["scenario_id"]: at for at, row in zip(numbers or itertools.count(1), plan.planned, strict=False)}
+    table = table.append_column(GRID_ROW, pa.array([row_of[name] for name in table["scenario_id"].to_pylist()]))
     return table.combine_chunks()
 
 
