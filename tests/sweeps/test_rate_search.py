@@ -18,8 +18,7 @@ def ends(*levels: tuple[float, float], holds: tuple[float, float, float, float])
         return SimpleNamespace(rate=rate, verdict=SimpleNamespace(level=level, worst=worst, best=best, drifts=False))
 
     found = tried(*holds)
-    served = {number: one for number, one in enumerate([*(tried(*level) for level in levels), found])}
-    search: Any = SimpleNamespace(served=served)
+    search: Any = SimpleNamespace(served=dict(enumerate([*(tried(*level) for level in levels), found])))
     low, high = (RateSearch._near_end(search, found, side) for side in (-1, 1))
     return low, high
 
