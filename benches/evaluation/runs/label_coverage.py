@@ -1,4 +1,4 @@
-"""Coverage of 90 % intervals by what is known of a prediction: its label, vendor, engine and its age, campaign, class."""
+"""Coverage of 90 % intervals by what is known of a prediction: its label, vendor, engine, campaign, class of model."""
 
 from __future__ import annotations
 
