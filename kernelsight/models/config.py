@@ -202,14 +202,14 @@ def _json_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    yield from map(own_json, own_text(path).splitlines())
+def _entries() -> Iterator[dict[str, Any]]:
+    yield from map(own_json, own_text(CATALOGUE).splitlines())
 
 
-def load_catalogue(path: str | Path | None = None) -> Rows:
+def load_catalogue() -> Rows:
     """Return the ``models`` and ``model_layers`` rows of a catalogue: JSON Lines, each object with its ``config``."""
     models, layers = [], []
-    for entry in _entries(Path(path or CATALOGUE)):
+    for entry in _entries():
         row, layer_rows = read_config(
             entry["config"],
             model=entry["model"],
@@ -256,7 +256,7 @@ def likely_shape(name: str) -> tuple[str, str] | None:
 @cache
 def _identifiers() -> dict[str, str]:
     """Return the Hugging Face identifiers of the catalogue by its names."""
-    return {entry["model"]: entry["huggingface_id"] for entry in _entries(CATALOGUE)}
+    return {entry["model"]: entry["huggingface_id"] for entry in _entries()}
 
 
 def served_name(model_name: str, identifier: str | None = None) -> str:
