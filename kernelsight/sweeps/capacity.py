@@ -30,14 +30,12 @@ class Capacity(NamedTuple):
     """The upper bound of a scenario's rate.
 
     ``alone``: the trial of requests served one at a time; ``most``: no higher rate can keep the objectives, requests/s
-    (or users); ``misses``: the objective that even such requests miss, and its value in ms; ``throughput``: the highest
-    of the closed loops, requests/s.
+    (or users); ``misses``: the objective that even such requests miss, and its value in ms.
     """
 
     alone: Trial
     most: float
     misses: tuple[Objective, float] | None
-    throughput: float = 0.0
 
 
 def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
@@ -62,12 +60,12 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     def bound() -> Capacity:
         highest = CAUTION * max(best, throughput)
         if scenario["request_rate"]:  # of conversations, whose turns are requests
-            return Capacity(alone, highest / (scenario["num_turns"] or 1), None, max(best, throughput))
+            return Capacity(alone, highest / (scenario["num_turns"] or 1), None)
         in_flight = CAUTION * level
         if level >= seats:
             held = trials.requests_in_cache(scenario_id, tokens / (scenario["num_turns"] or 1))
             in_flight = _most_in_flight(seats, best, objectives, held, bool(scenario["decode_replicas"]))
-        return Capacity(alone, in_flight + highest * pause_s(scenario), None, max(best, throughput))
+        return Capacity(alone, in_flight + highest * pause_s(scenario), None)
 
     while True:
         level, below = min(level * LEVELS, seats), level
