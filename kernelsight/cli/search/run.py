@@ -21,7 +21,7 @@ SHOWN = (
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, save the run, and print the best candidate and the rounds."""
-    from kernelsight.present.output import as_json, check_ending, note, print_page, print_rows
+    from kernelsight.present.output import answer_json, check_ending, note, print_page, print_rows
     from kernelsight.present.progress import Waiting
     from kernelsight.searching.llm.forecaster import failures
     from kernelsight.searching.scenarios import scenario_rows
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
             save_search(session, tables, scenario, results, target)
     summary, rounds = results["search_summary"].to_pylist()[0], results["search_rounds"].to_pylist()
     if arguments.format == "json":
-        print(as_json(summary | {"scenario": scenario, "rounds": rounds}))
+        print(answer_json(summary | {"scenario": scenario, "rounds": rounds}))
     else:
         if arguments.format == "table":
             print_page([_sentence(summary, scenario), ""])

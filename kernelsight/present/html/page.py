@@ -114,7 +114,7 @@ def html_of(page: Page, command: str | None = None) -> str:
     figures = page.figures()
     tables = [table for table in page.tables if not (table.drawn and figures)]
     cards = [_card(table) for table in tables if table.first]
-    cards += [_figure(figure) for figure in figures]
+    cards += [_figure(figure) for figure in figures if figure.rows]
     cards += [_card(table) for table in (*tables, *page.evidence) if not table.first]
     cards += [Card("Assumed", lines=page.assumed, wide=True)] if page.assumed else []
     if page.repeat:
@@ -134,10 +134,8 @@ def _digest(text: str) -> str:
 
 
 def _figure(figure: Figure) -> Card:
-    """Return the card of a figure: a chart, a table, or "No rows."."""
+    """Return the card of a figure with rows: a chart, or a table."""
     card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
-    if not figure.rows:
-        return card._replace(below="No rows.")
     if figure.spec is None:
         return card._replace(table=table(figure.rows, figure.most_rows))
     spec = {"data": {"values": [plain(row) for row in figure.rows]}, **figure.spec, "config": CONFIG}
