@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.caches.durable import durable_file
+from kernelsight.errors import KernelSightError
 from kernelsight.escape import html_table
 from kernelsight.files.redaction import redacted_words
 from kernelsight.files.shell_words import join_commands
@@ -82,15 +83,25 @@ def show(
     if form == "csv" and not is_html:
         return
     page = make()
+    fault = _written(page, target) if target and is_html else None  # before it is printed: a reader may close the pipe
     if form == "json":
         print(answer_json({**page.answer, **({"launch": launch.as_dict()} if launch else {})}))
     elif form == "table":
         print_page(lines_of(page))
-    if target and is_html:
-        words = redacted_words(sys.argv[1:])
-        # a secret stands in Python's keywords too
-        code = _python if words == sys.argv[1:] else ""
+    if fault:
+        raise fault
+
+
+def _written(page: Page, target: Path) -> KernelSightError | None:
+    """Write the page of a command, with the words that repeat it; return why it could not be written."""
+    words = redacted_words(sys.argv[1:])
+    # a secret stands in Python's keywords too
+    code = _python if words == sys.argv[1:] else ""
+    try:
         write_page(page, target, f"{join_commands([['kernelsight', *words]])}\n\n{code}".rstrip())
+    except KernelSightError as error:
+        return error
+    return None
 
 
 def notebook(page: Page) -> str:

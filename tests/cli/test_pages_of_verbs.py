@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,24 @@ from kernelsight.cli.main import main
 
 DEPLOYED = ["--model", "qwen3-0.6b", "--gpu", "l4"]
 LOAD = ["--max-concurrency", "2", "--num-prompts", "6", "--input-len", "64", "--output-len", "8"]
+
+
+def test_a_page_is_there_though_nobody_reads_the_answer(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    log = tmp_path / "log.csv"
+    rows = [f"{number},64,8,{20 + number % 3},{80 + number % 5}" for number in range(40)]
+    log.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms", *rows]))
+    words = ["compare", "--log", str(log), "--baseline", str(log), "-o", "page.html"]
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "kernelsight", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as asked:
+        asked.stdout.close()
+        assert asked.wait(300) == 0
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Latencies before and after" in text and "40 requests compared: log.csv" in text
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def table(rows: Rows, max_rows: int = MOST_ROWS) -> Sorted:
     """Return the first ``max_rows`` rows as a table, numbers right-aligned."""
     values = [plain(row) for row in rows[:max_rows]]
     numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row.get(name) is not None)}
-    heads = [Cell(name, "", "n" if name in numeric else "") for name in values[0]]
+    heads = [Cell(name or "name", "", "n" if name in numeric else "") for name in values[0]]
     lines = [[_cell(row.get(name), name in numeric) for name in values[0]] for row in values]
     return Sorted(heads, lines, len(rows) - len(values))
 
