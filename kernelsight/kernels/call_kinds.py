@@ -60,7 +60,7 @@ ALONE = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0}
 SERVED = {**ALONE, "row_padding": 0.5}
 # the power limit has taken hold. Its form was chosen by products of 16 bits; others keep the time of their sweep: with
 # it, FP8 and NVFP4 models in TensorRT-LLM's tables run 6 to 9 % too slow on H100, H200 and RTX PRO 6000
-SUSTAINED = ("bf16", "fp16")
+SUSTAINED, AT_SUSTAINED_CLOCK = ("bf16", "fp16"), {"throttle_us": 0.0}
 TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor", "points-measured")
 # the GPU was measured, but not this kernel, or not at shapes like these; or a sibling of its die bounds the answer
 TIERS += ("gpu-measured",)
@@ -238,8 +238,9 @@ def _constants_of(
         evidence.append(_evidence(kind, implementation, ran_on_generation, fits.measured))
     for name in SERVED.keys() & values.keys():
         values[name] = np.full(len(kinds), SERVED[name])
-    if "throttle_us" in values:
-        values["throttle_us"][[(kind.get("math") or "bf16") in SUSTAINED or kind["expanded"] for kind in kinds]] = 0.0
+    for name in AT_SUSTAINED_CLOCK.keys() & values.keys():
+        is_sustained = [(kind.get("math") or "bf16") in SUSTAINED or kind["expanded"] for kind in kinds]
+        values[name][is_sustained] = AT_SUSTAINED_CLOCK[name]
     return values, evidence
 
 
