@@ -23,9 +23,12 @@ from kernelsight.kernels.few_shot import moved_constants
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.intervals import (
+    ALL,
+    HARNESS,
     KNOTS_US,
     UNMEASURED_HALF,
     group_of,
+    group_of_harness,
     growth,
     half_widths_for,
     measured_half_widths,
@@ -74,7 +77,7 @@ BY_MATH = {("mxfp4", "bf16"): "w4a16_mxfp4", ("mxfp4", "fp16"): "w4a16_mxfp4"}
 def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return the kinds of calls, and the number of each row's kind, (rows,); ``settings``: ``deployment_settings``.
 
-    Keys of a kind: tier, gpu, engine; engine_version, where one is stated; format and math, where calls state them;
+    Keys of a kind: tier, gpu, engine; harness, engine_version, where stated; format and math, where calls state them;
     head_dim, where it decides the kernel;
     requested_kernel, where the deployment or the calls name one ("": none); dtype, the cell of :func:`dtype_of`.
     """
@@ -86,6 +89,8 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
         return values.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
 
     key_columns = {"tier": of_call("tier"), "gpu": calls["gpu"], "engine": calls["engine"]}
+    if _is_stated("harness", settings):
+        key_columns["harness"] = of_call("harness")
     if _is_stated("engine_version", settings):
         key_columns["engine_version"] = of_call("engine_version")
     for name in ("format", "math"):
@@ -346,6 +351,9 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
             half_widths[number] = np.maximum(half, unmeasured)
             if kind["kernel_swept"]:
                 half_widths[number, 0] = half
+            if kind.get("harness") == HARNESS and kind["kernel"] in own_curves and group_of_harness(ALL) in fit_curves:
+                added = half_widths_for(fit_curves, [group_of_harness(kind["dtype"])])[0]
+                half_widths[number] = np.hypot(half_widths[number], added)
         elif fit_curves and not is_measured:
             group = kind["interval_group"] if kind["point_count"] is None else points_group(kind["point_count"])
             # a pack without intervals of points has those of no point
