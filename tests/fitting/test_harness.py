@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.cli.main import main
 from kernelsight.fitting.harness import equal_calls, harness_curves, harness_rows
-from kernelsight.kernels.intervals import ALL, group_of_harness
+from kernelsight.fitting.pack_rows import write_pack
+from kernelsight.kernels.intervals import ALL, HARNESS, group_of_harness
+from kernelsight.kernels.pack import pack_table, shipped_pack
 from tests.fitting.measured import gemm, write
 
 SHAPES = [(m, n, k) for m in (1, 64, 4096) for n in (2048, 4096, 6144, 8192) for k in (1024, 4096, 8192)]
@@ -50,20 +53,24 @@ def test_every_generation_counts_alike_and_families_without_equal_calls_take_the
     assert harness_rows([sweep], ["gemm"], ["l40s"]) == []
 
 
-def test_a_call_of_no_engine_has_the_same_latency_and_an_interval_that_holds_for_any(tmp_path: Path) -> None:
-    shape = pa.array([{"m": 512, "n": 4096, "k": 4096}])
+def test_a_call_of_no_engine_has_the_same_latency_and_an_interval_that_holds_for_any(
+    sweep: Path, tmp_path: Path
+) -> None:
+    """The sweep has no product of 8 bits: the mean of all cells is added."""
+    pack, shape = tmp_path / "pack.parquet", pa.array([{"m": 512, "n": 4096, "k": 4096}])
+    others = shipped_pack()
+    others = others.filter(pc.invert(pc.fill_null(pc.ends_with(others["dtype"], f"|{HARNESS}"), False)))
+    write_pack(pa.concat_tables([others, pack_table(harness_rows([sweep], ["gemm"], ["h100_sxm", "a100_sxm"]))]), pack)
     calls = {"family": ["gemm"], "shape": shape, "flops": [2.0 * 512 * 4096**2], "bytes": [42e6]}
     calls |= {"format": ["fp8"], "math": ["fp8"]}
     found = []
     for number, more in enumerate(({}, {"engine": ["vllm"]})):
-        pq.write_table(pa.table(calls | more), tmp_path / f"{number}.parquet")
-        target = tmp_path / f"{number}-priced.parquet"
-        assert (
-            main(["predict", "--calls", str(tmp_path / f"{number}.parquet"), "--gpu", "h100_sxm", "-o", str(target)])
-            == 0
-        )
+        path, target = tmp_path / f"{number}.parquet", tmp_path / f"{number}-priced.parquet"
+        pq.write_table(pa.table(calls | more), path)
+        words = ["--calls", str(path), "--gpu", "h100_sxm", "--pack", str(pack), "-o", str(target)]
+        assert main(["predict", *words]) == 0
         found += pq.read_table(target).to_pylist()
     any_harness, own = found
     assert any_harness["latency_us"] == own["latency_us"] and any_harness["tier"] == own["tier"] == "target-measured"
-    widths = [row["latency_p95_us"] / row["latency_p05_us"] for row in found]
-    assert widths[1] < 1.6 < widths[0] < 4.0
+    halves = [np.log(row["latency_p95_us"] / row["latency_us"]) for row in found]
+    assert halves[0] == pytest.approx(np.hypot(halves[1], np.log(1.5)), rel=0.01)
