@@ -4,7 +4,7 @@ A collector replays graphs, flushes caches and lets the clock settle in its own 
 version. Sweeps of several engines on one GPU that hold the same call of the same kernel show by how much: their log
 ratios, by family and number formats, each generation with the same weight, each cell shrunk half way to the mean of all
 (:func:`kernelsight.fitting.points_intervals.fit_points_intervals`). Learnt without an engine, intervals with this term
-hold 89 % of its equal calls at a width of 2.2, without it 72 % at 1.5 (mean of 22 cells, ``benches/harness.py``).
+hold 86 % of its equal calls at a width of 2.4, without it 68 % at 1.5 (mean of 22 cells, ``benches/harness.py``).
 """
 
 from __future__ import annotations
