@@ -167,7 +167,7 @@ def test_no_module_of_the_package_imports_the_laboratory_by_name() -> None:
 
 @pytest.mark.parametrize("files", BUDGET)
 def test_the_house_stays_within_its_budget(files: str) -> None:
-    assert size_of(files) <= BUDGET[files] + MORE.get(files, 0), "each concept is a cost: delete what a new one replaces"
+    assert size_of(files) <= BUDGET[files] + MORE.get(files, 0), "a concept is a cost: delete what a new one replaces"
 
 
 def test_no_folder_bears_the_name_of_a_public_function() -> None:
