@@ -143,15 +143,16 @@ def _with_help(words: list[str]) -> list[str]:
 def _unknown_verb(verb: str) -> KernelSightError:
     """Build the error for a word that is no verb: a table, another name of a verb, or one with near names.
 
-    >>> str(_unknown_verb("models")), str(_unknown_verb("what-if"))
-    ("unknown verb 'models'. It is a table: kernelsight tables models.", "unknown verb 'what-if'. Use sweep.")
+    >>> str(_unknown_verb("what-if"))
+    "unknown verb 'what-if'. Use sweep."
     """
     from kernelsight.catalog.tables import contracts
 
     if known_as := KNOWN_AS.get(verb.replace("-", "").replace("_", "")):
         return UnknownName(f"unknown verb {verb!r}. Use {known_as}.")
     if verb in contracts():
-        return UnknownName(f"unknown verb {verb!r}. It is a table: kernelsight tables {verb}.")
+        rows = f"Its rows: kernelsight sql 'from {verb}'."
+        return UnknownName(f"unknown verb {verb!r}. It is a table: kernelsight tables {verb}. {rows}")
     return unknown("verb", verb, VERBS, "`kernelsight --help` lists them.")
 
 
