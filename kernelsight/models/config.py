@@ -135,7 +135,11 @@ def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
         kind = kinds.setdefault(
             json.dumps([attention, ffn, sizes]),
             dict.fromkeys(
-                ("v_head_dim", "index_heads", "expert_hidden", "compression", "value_projections", "products")
+                (
+                    *("v_head_dim", "index_heads", "expert_hidden", "compression", "shared_cache"),
+                    "value_projections",
+                    "products",
+                )
             )
             | _mixer_columns(row, attention)
             | _ffn_columns(row, ffn)
