@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,7 +24,6 @@ from kernelsight.kernels.work import evaluated, field_of, fields
 KERNEL = "implementation"
 # string columns that latencies rest on
 WORDS = ("deployment_id", "gpu", "engine", "format", "math", KERNEL)
-_FIELDS = re.compile(r'shape\."(\w+)"')
 # shape fields that may be 0, and those that may be missing, which means 0
 MAY_BE_ZERO = {"window", "cached_tokens", "context"}
 MAY_BE_MISSING = {"window"}
