@@ -73,6 +73,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "kernels_new": KERNELS,
     "kernels_versions": KERNELS,
     "points": ("pack", *KERNELS),
+    "harness": ("pack", *KERNELS),
     "paper_3": ("catalogue",),
     "paper_7": ("pack", "catalogue", "kernels"),
     "paper_8": SIMULATION,
