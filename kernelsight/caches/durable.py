@@ -19,14 +19,6 @@ def draft_of(path: Path, *, keep: bool = True) -> Iterator[Path]:
     any case, which tests whether one could be written.
 
     OSError: it cannot be written; ``path`` is unchanged.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "answer.txt"
-    ...     with draft_of(file) as draft:
-    ...         _ = draft.write_text("42")
-    ...     [each.name for each in Path(folder).iterdir()], file.read_text()
-    (['answer.txt'], '42')
     """
     path = Path(os.path.realpath(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")

@@ -123,11 +123,7 @@ def _refused() -> frozenset[str]:
 
 
 def tables_in_query(text: str, known: set[str]) -> list[str]:
-    """Return the tables that a query reads, in lower case, by the parser or (for PIVOT) by its tokens.
-
-    >>> tables_in_query("pivot kernel_breakdown on phase using sum(total_us)", {"kernel_breakdown", "phase"})
-    ['kernel_breakdown']
-    """
+    """Return the tables that a query reads, in lower case, by the parser or (for PIVOT) by its tokens."""
     query = _parsed(text)
     if query is not None:
         return [name.lower() for name in query.tables]

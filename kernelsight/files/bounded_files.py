@@ -169,10 +169,6 @@ def unpacked(pieces: Iterable[bytes], packed: int, refuse: Refuse) -> Iterator[b
     """Decompress gzip members of ``packed`` bytes together, and refuse them once the ratio is that of a zip bomb.
 
     EOFError: the last member is truncated. zlib.error: it is damaged, or something else follows.
-
-    >>> import gzip
-    >>> b"".join(unpacked([gzip.compress(b"a" * 3), gzip.compress(b"b")], 46, ValueError))
-    b'aaab'
     """
     most = _most_unpacked(packed)
     total, member = 0, zlib.decompressobj(wbits=31)

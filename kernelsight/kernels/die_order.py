@@ -77,10 +77,6 @@ def in_order(raw: np.ndarray, rank: np.ndarray, at_least: np.ndarray, width: np.
     """Return latencies of members in the order of their facts, (members, rows).
 
     ``raw``: of each member's own fit, ``rank``: its evidence, both (members, rows); the rest: see Comparison.
-
-    >>> better = np.array([[True, True], [False, True]])
-    >>> in_order(np.array([[240.0], [270.0]]), np.array([[2], [2]]), better, np.array([1.2, 1.2])).ravel().tolist()
-    [240.0, 240.0]
     """
     final, members = raw.copy(), range(len(raw))
     for level in range(MEASURED, -1, -1):

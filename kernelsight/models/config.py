@@ -40,11 +40,7 @@ Rows = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def catalogue_name(huggingface_id: str) -> str:
-    """Return the repository's name in lower case, without owner and without -instruct.
-
-    >>> catalogue_name("mistralai/Mistral-Nemo-Instruct-2407")
-    'mistral-nemo-2407'
-    """
+    """Return the repository's name in lower case, without owner and without -instruct."""
     return huggingface_id.rsplit("/", 1)[-1].lower().replace("-instruct", "")
 
 
@@ -62,13 +58,6 @@ def read_config(
     ``quant_config``: content of ModelOpt's hf_quant_config.json. ``own_architecture``: a user's file, which
     has precedence over those of the catalogue. InvalidInput names the field: it is missing, a size is
     not a whole number above 0, the architecture or quantisation is not supported.
-
-    >>> config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
-    ...     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    ...     "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
-    >>> row, layers = read_config(config, model="mine", huggingface_id=None, source="by hand")
-    >>> row["head_dim"], layers[0]["layer_kind"], layers[0]["count"]
-    (128, 'full_dense', 32)
     """
     label = huggingface_id or source
     if not isinstance(config, Mapping):
@@ -224,12 +213,7 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def load_catalogue(path: str | Path | None = None) -> Rows:
-    """Return the ``models`` and ``model_layers`` rows of a catalogue: JSON Lines, each object with its ``config``.
-
-    >>> models, layers = load_catalogue()
-    >>> sum(layer["count"] for layer in layers if layer["model"] == "llama-3.1-8b")
-    32
-    """
+    """Return the ``models`` and ``model_layers`` rows of a catalogue: JSON Lines, each object with its ``config``."""
     models, layers = [], []
     for entry in _entries(Path(path or CATALOGUE)):
         row, layer_rows = read_config(
@@ -346,9 +330,6 @@ def resolve(name: str) -> str:
     """Return the catalogue name of a model from that name or its Hugging Face identifier, in any case.
 
     UnknownName lists the nearest names.
-
-    >>> resolve("meta-llama/Llama-3.1-8B-Instruct"), resolve("google/gemma-2-9b-it")
-    ('llama-3.1-8b', 'gemma-2-9b')
     """
     by_key, names = _names()
     if _lookup_key(name) not in by_key:

@@ -89,9 +89,6 @@ def matches(pattern: str, module: str) -> bool:
 
     ``re:`` begins a regular expression, matched from the start of the name; ``*`` makes a glob; anything else matches
     whole dotted names, so that ``gate`` (a router) does not match ``gate_proj``; ``Linear`` is a class, every matrix.
-
-    >>> matches("model.layers.*.self_attn", "model.layers.3.self_attn.q_proj"), matches("gate", "mlp.gate_proj")
-    (True, False)
     """
     names = [path + module.removeprefix("model.") for path in DECODER_PATHS]
     if pattern.startswith("re:"):

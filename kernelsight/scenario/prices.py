@@ -23,11 +23,6 @@ def read_prices(session: Session, source: str | Path | Mapping[str, Any] | None)
 
     ``source``: ``g1=2.2,g2=4``, a mapping, or a CSV or JSON file with the columns gpu and price_per_gpu_hour (or one
     JSON object of names and prices). UnknownName: an unknown GPU; InvalidInput: no price, or two for one GPU.
-
-    >>> from kernelsight.session import connect
-    >>> with connect() as session:
-    ...     read_prices(session, "h100=2.2,l4=0.7")
-    {'h100_sxm': 2.2, 'l4': 0.7}
     """
     if source is None:
         return {}

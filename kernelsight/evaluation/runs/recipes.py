@@ -49,11 +49,7 @@ SIGNED = re.compile(r"([+-])([^+-]*)")
 
 
 def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
-    """Whether a recipe applies to a run: every column that it sets matches.
-
-    >>> matches({"gpu": "b200", "largest_tp": 4}, {"gpu": "b200_sxm", "tp": 2, "dp": 1})
-    True
-    """
+    """Whether a recipe applies to a run: every column that it sets matches."""
     for name, run_column in EQUAL.items():
         if recipe.get(name) is not None and recipe[name] != run.get(run_column):
             return False
@@ -72,11 +68,7 @@ def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 
 def tokens_of(text: str, run: Mapping[str, Any]) -> int:
-    """Return the value of a sum such as ``2*isl + 64`` or ``concurrency - 1``, at least 1; InvalidInput if malformed.
-
-    >>> tokens_of("2*isl + concurrency + 64", {"isl": 1000, "osl": 10, "concurrency": 4})
-    2068
-    """
+    """Return the value of a sum such as ``2*isl + 64`` or ``concurrency - 1``, 1 or more; InvalidInput if malformed."""
     total = 0
     for sign, term_text in SIGNED.findall(f"+{text}"):
         term = TERM.fullmatch(term_text.strip())
