@@ -43,7 +43,7 @@ def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> di
         "dtype": point.dtype,
         "format": number_format,
         "math": math,
-        "distribution": None,
+        "distribution": "balanced" if point.family == "moe" else None,
         "working_set_bytes": flushed + kernel.bytes,
         "latency_us": timing.latency_us,
         "samples": timing.samples,

@@ -37,6 +37,8 @@ _ROWS = ("rows", "columns")
 _PREFILL = ("batch", "new_tokens", "heads", "kv_heads", "head_dim")
 _DECODE = ("batch", "context", "heads", "kv_heads", "head_dim")
 _ATTENTION = ("torch_sdpa", "flashinfer", "cudnn_frontend", "flash_attention_vllm")
+# our own kernels, for which no library is needed
+PAGED, PAGED_MLA, GROUPED = "paged_decode", "paged_mla_decode", "grouped_products"
 _BYTES = ("bytes",)
 _CACHES = ("bf16/bf16", "bf16/fp8")
 # kernels that read an 8-bit cache with 8-bit queries: their arithmetic is 8-bit too
@@ -58,7 +60,16 @@ FAMILIES: dict[str, Family] = {
     "prefill_attention": Family(
         _PREFILL, _ATTENTION, _CACHES, caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
     ),
-    "decode_attention": Family(_DECODE, _ATTENTION, _CACHES, caches=("cold",), defaults={"window": 0}),
+    "decode_attention": Family(_DECODE, (*_ATTENTION, PAGED), _CACHES, caches=("cold",), defaults={"window": 0}),
+    "mla_decode": Family(
+        ("batch", "context", "heads", "kv_lora_rank", "rope_dim"), (PAGED_MLA,), ("bf16/bf16",), caches=("cold",)
+    ),
+    "moe": Family(
+        ("tokens", "hidden", "intermediate", "experts", "top_k"),
+        (GROUPED,),
+        caches=("cold",),
+        defaults={"moe_tp": 1, "moe_ep": 1, "expert_matrices": 3},
+    ),
     "p2p": Family(("bytes", "gpus"), ("memcpy_peer",), ("bf16",), caches=("warm",)),
     **dict.fromkeys(
         ("all_reduce", "all_gather", "reduce_scatter"), Family(("bytes", "gpus"), ("nccl",), caches=("warm",))
@@ -73,7 +84,7 @@ def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[s
         if implementation in EIGHT_BIT_QUERIES:
             return stored, stored
         return stored, math
-    if family in ("gemm", "batched_gemm"):
+    if family in ("gemm", "batched_gemm", "moe"):
         return dtype, dtype
     return (dtype, None) if dtype in ("bf16", "fp16", "fp32", "fp8", "int8") else (None, None)
 

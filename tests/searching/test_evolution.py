@@ -15,6 +15,7 @@ import pytest
 
 from kernelsight.caches.journal import journal_path
 from kernelsight.catalog.tables import contracts, facts
+from kernelsight.cli.main import main
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.evolution import from_evolution, from_model
 from kernelsight.searching.experience import of_search, ranked_scores, write_experience
@@ -28,6 +29,7 @@ from kernelsight.searching.space_files import OPTIONAL, space_tables
 from kernelsight.session import connect
 from tests.measure.nvrtc import compiled, library
 from tests.searching.llm.llm_server import serving, tool_answer
+from tests.searching.made_spaces import made_rows
 
 SOURCE = """#define WORK 4
 extern "C" __global__ void scale(float *out, const float *in, int n) {
@@ -258,3 +260,26 @@ def test_a_proposed_source_is_used_where_candidates_are_measured_alone(tmp_path:
     assert candidate_rows([{"candidate_id": "a", "parameters": {"b": 1}}], "s")["parameters"].to_pylist() == [
         '{"b": 1}'
     ]
+
+
+def test_evolution_at_the_command_line_varies_parameters_and_exports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow.parquet as pq
+
+    file, learn = tmp_path / "made.parquet", tmp_path / "learn.jsonl"
+    pq.write_table(made_rows(), file)
+    words = ["search", "run", "--space", str(file), "--gpu", "two", "--budget", "20", "--format", "json"]
+    assert main([*words, "--propose", "evolution", "--export", str(learn)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["measured"] == 20 and found["regret"] < 0.5
+    rows = [json.loads(line) for line in learn.read_text().splitlines()]
+    assert rows and all(0.0 <= row["reward"] <= 1.0 for row in rows if row["outcome"]["status"] == "ok")
+    assert main([*words, "--propose", "llm", "--llm-url", RECORDED, "--llm-model", "m"]) == 2
+    assert "--propose llm rewrites a source, and measures it; name the source in --launch" in capsys.readouterr().err
+    (tmp_path / "kernel.cu").write_text(SOURCE)
+    launch = {"kernel": "scale", "problem_size": [8], "arguments": [], "source": "kernel.cu"}
+    (tmp_path / "launch.json").write_text(json.dumps(launch))
+    measure = ["--propose", "evolution", "--measure", "cupy", "--launch", str(tmp_path / "launch.json")]
+    assert main([*words, *measure]) == 2
+    assert "name the right result as expected in --launch" in capsys.readouterr().err
