@@ -45,13 +45,7 @@ def durable_file(path: Path) -> Iterator[Path]:
 
 
 def reason(error: OSError) -> str:
-    """Return the system's reason for an error, which Arrow's errors hold in their text alone.
-
-    >>> reason(OSError(28, "No space left on device"))
-    'No space left on device'
-    >>> reason(OSError("Error writing bytes to file. Detail: [errno 28] No space left on device"))
-    'No space left on device'
-    """
+    """Return the system's reason for an error, which Arrow's errors hold in their text alone."""
     return error.strerror or str(error).splitlines()[0].rpartition("] ")[2].rstrip(".")
 
 

@@ -37,13 +37,6 @@ def check_query(text: str) -> None:
 
     DESCRIBE, SHOW, SUMMARIZE and PIVOT are such queries. The whole parse tree is checked: DuckDB would run COPY and
     INSERT in a CTE, and table functions that write.
-
-    >>> check_query("explain analyze select 1")
-    >>> try:
-    ...     check_query("with x as (copy (select 1) to 'mine.csv') select * from x")
-    ... except InvalidInput as error:
-    ...     print(error)
-    expected a query that only reads, such as a SELECT, but it contains: copy. Remove that part.
     """
     try:
         statements = [statement.type.name for statement in private_cursor().extract_statements(text)]

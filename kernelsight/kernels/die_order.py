@@ -210,11 +210,7 @@ def calls_of_siblings(
 
 
 def sentence_of(evidence: str, sibling: str, is_lower: bool) -> str:
-    """Return the evidence of an answer that moved to the order of its die, to that of ``sibling``.
-
-    >>> sentence_of("sweep of h200_sxm: marlin_moe", "h100_sxm", True)
-    'sweep of h200_sxm: marlin_moe; no slower than h100_sxm, of the same die'
-    """
+    """Return the evidence of an answer that moved to the order of its die, to that of ``sibling``."""
     return f"{evidence}; no {'slower' if is_lower else 'faster'} than {sibling}, of the same die"
 
 

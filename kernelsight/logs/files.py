@@ -143,11 +143,7 @@ class LogFile:
 
 
 def unusable(path: object, problem: str, advice: str) -> InvalidInput:
-    """Return the error for a log that cannot be used; ``problem``: a predicate, ``advice``: what to do.
-
-    >>> str(unusable("a.json", "is empty", "Give a file with requests."))
-    'log a.json is empty. Give a file with requests.'
-    """
+    """Return the error for a log that cannot be used; ``problem``: a predicate, ``advice``: what to do."""
     return InvalidInput(f"log {path} {problem}. {advice}".rstrip())
 
 

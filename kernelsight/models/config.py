@@ -62,16 +62,16 @@ def read_config(
     label = huggingface_id or source
     if not isinstance(config, Mapping):
         raise errors.config_unreadable(label, "it is not a JSON object")
-    architecture = next(iter(ConfigFields(config, label).items("architectures")), None)
+    architecture = next(iter(ConfigFields(config, label).read("architectures", kind="items")), None)
     known = architecture_of(architecture, label, own_architecture)
     fields = _language_model(config, label)
-    fields.size("sliding_window", default=None, least=0)  # whether or not a layer has one
+    fields.read("sliding_window", default=None, least=0)  # whether or not a layer has one
     shape = shape_of(known, fields)
     columns = shape.columns
     check_heads(fields, columns)
     check_rope(fields)
     check_total(fields, columns)
-    dtype = fields.choice("dtype", "torch_dtype", among=DTYPES, default=None)
+    dtype = fields.read("dtype", "torch_dtype", kind="choice", values=DTYPES, default=None)
     # published configs without a dtype (gpt-oss, MiniMax-M2.5) belong to bfloat16 checkpoints
     notes = [*shape.notes, *([] if dtype else ["the config has no dtype: bf16 assumed"])]
     dtype = dtype or "bf16"

@@ -55,11 +55,7 @@ def priced(session: Session, rows: Sequence[Mapping[str, Any]], prices: Mapping[
 
 
 def no_price(gpus: Sequence[str]) -> InvalidInput:
-    """Build the error for GPUs without a price while others have one.
-
-    >>> str(no_price(["l4"]))
-    '--prices has no price for l4; add l4=PRICE, or leave --prices out.'
-    """
+    """Build the error for GPUs without a price while others have one."""
     add = ",".join(f"{gpu}=PRICE" for gpu in gpus)
     return InvalidInput(f"--prices has no price for {', '.join(gpus)}; add {add}, or leave --prices out.")
 
