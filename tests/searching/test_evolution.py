@@ -167,6 +167,7 @@ def test_the_experience_of_a_search_has_proper_rewards(found: dict[str, pa.Table
             # the anchor's time is told, its own is not
             anchor = row["outcome"]["speed_up"] * time
             assert f"measured on {gpu['name']}: {anchor:.6g} us" in prompt
+            assert anchor == pytest.approx(measurements[row["anchor"]]["latency_us"], rel=0.05)
     held = np.array([0.1, 0.2, 0.4, 0.3])
     expected = [
         sum(held[hit] * (1.0 - ranked_scores(stated[None], np.array([hit]))[0]) for hit in range(4))
