@@ -339,7 +339,7 @@ def score_neighbours(answer: Answer, replayed_cases: Cases) -> None:
     answer.show("mean regret (%) of a search of neighbours", by_family(columns))
 
 
-def score_recorded(answer: Answer, replayed_cases: Cases, is_recorded: bool) -> None:
+def score_recorded(answer: Answer, replayed_cases: Cases) -> None:
     """Score a recorded model's forecasts beside those of ``transfer``, and searches of the same spaces."""
     spaces, _, seeds = replayed_cases
     forecasts = recorded.compared(spaces)
@@ -355,9 +355,6 @@ def score_recorded(answer: Answer, replayed_cases: Cases, is_recorded: bool) -> 
         names = [f"regret_{count} (%)" for count in (20, 50, 100)]
         results.append({"policy": policy} | dict(zip(names, (100 * np.median(ends, axis=0)).round(1), strict=True)))
     answer.show("median regret of searches of these spaces", results)
-    if is_recorded:
-        command = f"python benches/search.py --space {SPACES.name} --parts recorded --seeds {seeds}"
-        record("search_recorded", {"forecasts": forecasts, "searches": results, "seeds": seeds}, command)
 
 
 def main(words: Iterable[str] | None = None) -> None:
@@ -380,7 +377,7 @@ def main(words: Iterable[str] | None = None) -> None:
     if "neighbours" in parts:
         score_neighbours(answer, replayed_cases)
     if "recorded" in parts:
-        score_recorded(answer, replayed_cases, arguments.record)
+        score_recorded(answer, replayed_cases)
     if arguments.output:
         arguments.output.write_text(json.dumps(answer.found, indent=1) + "\n", encoding="utf-8")
 

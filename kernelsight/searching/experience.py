@@ -31,11 +31,7 @@ def bins_of(logs: np.ndarray, anchor_log: float) -> np.ndarray:
 
 
 def ranked_scores(probabilities: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """Return the ranked probability score of each forecast: squared gaps of cumulative probability / (bins - 1).
-
-    >>> ranked_scores(np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), np.array([0, 0])).tolist()
-    [0.0, 1.0]
-    """
+    """Return the ranked probability score of each forecast: squared gaps of cumulative probability / (bins - 1)."""
     happened = np.eye(probabilities.shape[1])[hits]
     return (np.cumsum(probabilities - happened, axis=1)[:, :-1] ** 2).mean(1)
 

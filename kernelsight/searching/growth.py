@@ -17,11 +17,7 @@ Candidate = dict[str, Any]
 
 
 def source_id(text: str, parameters_id: str) -> str:
-    """Return the id of a candidate with a source text of its own.
-
-    >>> source_id("x", "tile=2")
-    'source=2d711642b7,tile=2'
-    """
+    """Return the id of a candidate with a source text of its own."""
     return ",".join(filter(None, [f"source={hashlib.sha256(text.encode()).hexdigest()[:10]}", parameters_id]))
 
 

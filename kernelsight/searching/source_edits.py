@@ -30,11 +30,7 @@ class Edit(NamedTuple):
 
 
 def language_of(source: str) -> str:
-    """Return the language of a kernel's source.
-
-    >>> language_of("def f(x):\\n    return x"), language_of("__global__ void f() {}")
-    ('triton', 'cuda')
-    """
+    """Return the language of a kernel's source."""
     return "triton" if _PYTHON.search(source) and "__global__" not in source else "cuda"
 
 
@@ -46,11 +42,7 @@ def edits_of(language: str) -> tuple[Edit, ...]:
 
 
 def mutated(source: str, draw: np.random.Generator) -> str | None:
-    """Return a source with one edit at one place, both drawn evenly; None where no edit applies.
-
-    >>> mutated("#define TILE 8\\n", np.random.default_rng(1)) in ("#define TILE 16\\n", "#define TILE 4\\n")
-    True
-    """
+    """Return a source with one edit at one place, both drawn evenly; None where no edit applies."""
     places = [
         (edit, matches)
         for edit in edits_of(language_of(source))
@@ -74,9 +66,6 @@ def crossed(one: str, other: str, draw: np.random.Generator) -> str | None:
     """Return the beginning of one source and the end of another, joined at a line that both hold in the same order.
 
     None where they share no line between their first differences and their last.
-
-    >>> crossed("a = 1\\nmid\\nb = 1", "a = 2\\nmid\\nb = 2", np.random.default_rng(0))
-    'a = 1\\nmid\\nb = 2'
     """
     ours, theirs = one.splitlines(keepends=True), other.splitlines(keepends=True)
     matcher = SequenceMatcher(None, [line.strip() for line in ours], [line.strip() for line in theirs], autojunk=False)
@@ -87,12 +76,7 @@ def crossed(one: str, other: str, draw: np.random.Generator) -> str | None:
 
 
 def numbers_of(source: str) -> dict[str, float]:
-    """Return what describes a source for a forecaster: its named constants, and how often each kind of edit applies.
-
-    >>> numbers = numbers_of("#define TILE 8\\n__syncthreads();__syncthreads();")
-    >>> numbers["text TILE"], numbers["text barrier"], numbers["text unrolled"]
-    (8.0, 2.0, 0.0)
-    """
+    """Return what describes a source for a forecaster: its named constants, and how often each kind of edit applies."""
     numbers: dict[str, float] = {"text lines": float(source.count("\n"))}
     for edit in edits_of(language_of(source)):
         matches = list(edit.pattern.finditer(source))
