@@ -29,15 +29,10 @@ OPTIONAL = {
 
 def run(arguments: argparse.Namespace) -> None:
     """Forecast, write the table, and print the forecasts, fastest first."""
-<<<<<<< HEAD
-    from kernelsight.present.output import Waiting, check_ending, note, print_rows, write_table
-    from kernelsight.searching.experience import of_forecasts, write_experience
-    from kernelsight.searching.llm.forecaster import anchor_of, failures, llm_forecaster, measured_times
-=======
     from kernelsight.present.output import check_ending, note, print_rows, write_table
     from kernelsight.present.progress import Waiting
-    from kernelsight.searching.llm.forecaster import failures, llm_forecaster
->>>>>>> main
+    from kernelsight.searching.experience import of_forecasts, write_experience
+    from kernelsight.searching.llm.forecaster import anchor_of, failures, llm_forecaster, measured_times
 
     target, export = check_ending(arguments.output), check_ending(arguments.export, (".jsonl",), "--export")
     settings = llm_settings(arguments)
