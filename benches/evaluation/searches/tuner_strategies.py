@@ -1,8 +1,8 @@
 """Strategies of Kernel Tuner as search policies: each runs its own code on a measured space, in simulation mode.
 
 They learn from the searched GPU alone and measure one candidate at a time, with the same cost and noise as other
-replays; so does Optuna's TPE sampler, as ``tuner:optuna_tpe``. Needs the extra ``tuner``; written against Kernel Tuner
-1.5 and Optuna 5.0.
+replays; so does Optuna's TPE sampler, as ``tuner:optuna_tpe``. Needs the extra ``tuner``, or Optuna; written against
+Kernel Tuner 1.5 and Optuna 5.0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 
-from kernelsight.errors import RunFailed, extra_missing, unknown
+from kernelsight.errors import InvalidInput, RunFailed, extra_missing, unknown
 from kernelsight.searching.arrays import COMPILE_FAILED, OK, Measured, SpaceArrays
 from kernelsight.searching.replays import replay
 
@@ -59,7 +59,7 @@ def check_strategy(policy: str) -> None:
     """Check that a strategy exists. InvalidInput: Kernel Tuner is not installed; UnknownName: it has no such one."""
     if policy == PREFIX + OPTUNA:
         if find_spec("optuna") is None:
-            raise extra_missing(f"policy {policy!r}", "Optuna", "tuner")
+            raise InvalidInput(f"policy {policy!r} needs Optuna, which is not installed; pip install optuna.")
         return
     try:
         from kernel_tuner.interface import strategy_map

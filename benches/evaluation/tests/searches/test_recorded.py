@@ -46,7 +46,7 @@ def test_a_forecaster_that_learns_is_scored_above_one_that_knows_nothing() -> No
 
 def test_optuna_searches_a_space_as_a_policy() -> None:
     if find_spec("optuna") is None:
-        pytest.skip("Optuna is not installed: pip install kernelsight[tuner]")
+        pytest.skip("Optuna is not installed: pip install optuna")
     target = target_of(ARRAYS, "two")
     best = best_rows(PREFIX + OPTUNA, ARRAYS, truth_of(ARRAYS, "two", target.ids), target.ids, 0, 15)
     assert is_tuner(PREFIX + OPTUNA) and len(best) == 15 and best[-1] >= 0
