@@ -112,6 +112,11 @@ def latency_columns(family: str, calls: pa.Table, tables: PricingTables) -> pa.T
 
     ``calls`` needs the columns of :func:`columns_read` alone.
     """
+    # each string column is read several times: its codes once
+    words = [field.name for field in calls.schema if field.type == pa.string()]
+    calls = pa.table(
+        {name: calls[name].dictionary_encode() if name in words else calls[name] for name in calls.column_names}
+    )
     evaluated = evaluate_calls(family, calls, tables)
     roofline, rows = evaluated.results["roofline_us"], calls.num_rows
     evaluated, dynamic_energy_j = under_power_limits(family, calls, evaluated, tables)
@@ -160,7 +165,9 @@ def interval(
     roofline, latency = evaluated.results["roofline_us"], evaluated.latency_us
     half_widths = interval_half_widths(family, evaluated.kinds, coefficients)
     is_beyond = (evaluated.evidence_of_row >= len(evaluated.kinds)).astype(np.int64)
-    width = spread(np, latency, half_widths[evaluated.kind_of_row, is_beyond])
+    # one kind within its sweep, the common case, is a row: no gather for each call
+    is_one = len(evaluated.kinds) == 1 and not is_beyond.any()
+    width = spread(np, latency, half_widths[0, 0] if is_one else half_widths[evaluated.kind_of_row, is_beyond])
     return (
         latency,
         np.maximum(latency / width, np.minimum(roofline, latency)),

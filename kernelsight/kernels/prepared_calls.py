@@ -97,7 +97,8 @@ class PreparedCalls(NamedTuple):
 
     def version_factor(self, group: CallGroup, latency_us: np.ndarray) -> np.ndarray:
         """Return the factor of the engine's version on each latency of a group, (rows,); latencies in microseconds."""
-        return version_factor(latency_us, np.array([kind["version"].logs for kind in self.kinds])[group.kind_of_row])
+        logs = np.array([kind["version"].logs for kind in self.kinds])
+        return version_factor(latency_us, logs, group.kind_of_row)
 
     def most_gpus(self, coefficients: pa.Table) -> np.ndarray:
         """Return the largest group in which a sweep ran each kind's collective, (kinds,); inf: not known, or none.
@@ -154,6 +155,8 @@ def times_factor(is_cold: bool, latency_us: np.ndarray, roofline_us: np.ndarray,
 
 def within_bounds(latency_us: np.ndarray, roofline_us: np.ndarray, bounds: LatencyBounds) -> np.ndarray:
     """Return latencies within the bounds of their tier and of the other stream, microseconds."""
+    if not any(np.any(bound) for bound in bounds):
+        return latency_us
     slowest_us = np.where(bounds.is_unmeasured, SLOWEST_US + SLOWEST_ETA * roofline_us, np.inf)
     latency_us = np.where(bounds.is_roofline, roofline_us, np.minimum(latency_us, slowest_us))
     latency_us = np.where(bounds.on_chip, roofline_us * np.exp(UNMEASURED_HALF), latency_us)
