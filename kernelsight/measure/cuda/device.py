@@ -6,11 +6,11 @@ import importlib.util
 from collections.abc import Callable
 
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.cuda import attention, collectives, copies, gemm, paged, streaming
+from kernelsight.measure.cuda import attention, collectives, copies, experts, gemm, paged, streaming
 from kernelsight.measure.cuda.buffers import Prepared
 from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.cuda.streaming import flush_of
-from kernelsight.measure.suite import PAGED, Point
+from kernelsight.measure.suite import GROUPED, PAGED, Point
 
 _STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "softmax", "sampling")
 # what prepares a point's kernel, by kernel family
@@ -22,15 +22,13 @@ PREPARE: dict[str, Callable[[Gpu, Point], Prepared]] = {
     "copy": copies.copy,
     "p2p": copies.peer,
     "prefill_attention": attention.prepare,
-    "decode_attention": lambda gpu, point: _decode(gpu, point),
+    "decode_attention": lambda gpu, point: (paged.attention if point.implementation == PAGED else attention.prepare)(
+        gpu, point
+    ),
     "mla_decode": paged.attention,
-    "moe": paged.experts,
+    "moe": lambda gpu, point: (paged.experts if point.implementation == GROUPED else experts.prepare)(gpu, point),
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), collectives.prepare),
 }
-
-
-def _decode(gpu: Gpu, point: Point) -> Prepared:
-    return (paged.attention if point.implementation == PAGED else attention.prepare)(gpu, point)
 
 
 def open_gpu(ordinal: int, gpu: str | None) -> Gpu:

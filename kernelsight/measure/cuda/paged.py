@@ -72,8 +72,8 @@ def experts(gpu: Gpu, point: Point) -> Prepared:
     sizes = point.sizes
     tokens, hidden, width = sizes["tokens"], sizes["hidden"], sizes["intermediate"]
     count, top_k = sizes["experts"], sizes["top_k"]
-    if (sizes["moe_tp"], sizes["moe_ep"], sizes["expert_matrices"]) != (1, 1, 3) or top_k > count:
-        raise CannotMeasure("it runs gated experts on one GPU, at most as many a token as there are")
+    if (sizes["moe_ep"], sizes["expert_matrices"]) != (1, 3) or top_k > count or point.dtype != "bf16":
+        raise CannotMeasure("it runs gated experts of bf16 on one GPU, at most as many a token as there are")
     rows, reached = tokens * top_k, min(count, tokens * top_k)
     weights = 3 * count * hidden * width * 2
     moved = 3 * reached * hidden * width * 2 + 2 * rows * (2 * hidden + 6 * width)
