@@ -108,11 +108,7 @@ def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
 
 
 def fields_found(names: Collection[str], known: Iterable[str]) -> str:
-    """Return how many fields a file of no known format has, and which of them resemble known ones.
-
-    >>> fields_found(["arrival_at", "hunter2"], ["arrival_s"]), fields_found(["hunter2"], ["arrival_s"])
-    ("2 fields: 'arrival_at'", '1 field: none with the name of a known one')
-    """
+    """Return how many fields a file of no known format has, and which of them resemble known ones."""
     found = ", ".join(map(repr, familiar(names, known))) or "none with the name of a known one"
     return f"{len(names)} field{'s' * (len(names) > 1)}: {found}"
 
@@ -143,11 +139,7 @@ def familiar(names: Iterable[str], known: Iterable[str]) -> list[str]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownName:
-    """Build "unknown <kind> <name>" with the nearest names.
-
-    >>> str(unknown("GPU", "h100", ["h100_sxm", "h100_pcie", "t4"]))
-    "unknown GPU 'h100'. Did you mean h100_sxm or h100_pcie?"
-    """
+    """Build "unknown <kind> <name>" with the nearest names."""
     close = nearest(str(name)[:SHOWN], known)
     if len(close) > 1:
         tail = f"Did you mean {', '.join(close[:-1])} or {close[-1]}?"
@@ -160,11 +152,7 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Unkno
 
 
 def extra_missing(what: str, package: str, extra: str, otherwise: str = "") -> InvalidInput:
-    """Build the error for a package of an optional extra that is not installed; ``otherwise``: an alternative.
-
-    >>> str(extra_missing("report", "vl-convert", "report"))
-    "report needs vl-convert, which is not installed; run pip install -e '.[report]' in the checkout."
-    """
+    """Build the error for a package of an optional extra that is not installed; ``otherwise``: an alternative."""
     alternative = f", or {otherwise}" if otherwise else ""
     return InvalidInput(
         f"{what} needs {package}, which is not installed; run pip install -e '.[{extra}]' in the checkout{alternative}."
@@ -186,20 +174,12 @@ def config_field_missing(label: str, field: str) -> InvalidInput:
 
 
 def config_field_wrong(label: str, field: str, value: object, expected: str) -> InvalidInput:
-    """Build the error for a config field with an unusable value.
-
-    >>> str(config_field_wrong("my-model", "hidden_size", -1, "a whole number above 0"))
-    "config of my-model: field 'hidden_size' is -1, but must be a whole number above 0."
-    """
+    """Build the error for a config field with an unusable value."""
     return InvalidInput(f"config of {label}: field {field!r} is {reprlib.repr(value)}, but must be {expected}.")
 
 
 def config_unsupported(label: str, what: str, value: object, supported: Iterable[str]) -> InvalidInput:
-    """Build the error for a config value that is not supported.
-
-    >>> str(config_unsupported("my-model", "architecture", "MambaForCausalLM", ["LlamaForCausalLM"]))
-    "config of my-model: architecture 'MambaForCausalLM' is not supported. Supported: LlamaForCausalLM."
-    """
+    """Build the error for a config value that is not supported."""
     shown = repr(value) if isinstance(value, str) else reprlib.repr(value)
     return InvalidInput(f"config of {label}: {what} {shown} is not supported. Supported: {', '.join(supported)}.")
 
@@ -217,20 +197,12 @@ def config_unreadable(path: object, reason: str) -> InvalidInput:
 
 
 def trace_unusable(path: object, problem: str, advice: str) -> InvalidInput:
-    """Build the error for a trace file that cannot be used.
-
-    >>> str(trace_unusable("day.csv", "the file is empty", "Give a file with at least one request."))
-    'trace day.csv: the file is empty. Give a file with at least one request.'
-    """
+    """Build the error for a trace file that cannot be used."""
     return InvalidInput(f"trace {path}: {problem}. {advice}")
 
 
 def trace_place_unusable(path: object, place: str, problem: str, advice: str) -> InvalidInput:
-    """Build the error for one place in a trace: a line of text or a row of Parquet, counted from 1.
-
-    >>> str(trace_place_unusable("day.csv", "line 7", "output_tokens is '0'", "Correct or remove that line."))
-    "trace day.csv, line 7: output_tokens is '0'. Correct or remove that line."
-    """
+    """Build the error for one place in a trace: a line of text or a row of Parquet, counted from 1."""
     return InvalidInput(f"trace {path}, {place}: {problem}. {advice}")
 
 
@@ -256,43 +228,26 @@ def dependency_unusable(scenario_id: str, request: int, problem: str) -> Invalid
 
 
 def breaks_contract(table: str, faults: Iterable[str], origin: str = "") -> ContractBroken:
-    """Build the error that lists every violation in a table; ``origin`` is where its rows come from.
-
-    >>> str(breaks_contract("gpus", ["missing column gpu"], "sql/gpus.sql"))
-    "table 'gpus' (from sql/gpus.sql) violates its contract: missing column gpu."
-    """
+    """Build the error that lists every violation in a table; ``origin`` is where its rows come from."""
     source = f" (from {origin})" if origin else ""
     return ContractBroken(f"table {table!r}{source} violates its contract: {'; '.join(faults)}.")
 
 
 def mixed_column(table: str, error: Exception) -> InvalidInput:
-    """Build the error for a table with a column that Arrow cannot hold; ``error``: why, as Arrow says it.
-
-    >>> str(mixed_column("notes", ValueError("Could not convert 'x'", "Conversion failed for column price")))
-    "table 'notes' cannot be read (Could not convert 'x'; Conversion failed for column price); give each column values \
-of one type, such as numbers or text."
-    """
+    """Build the error for a table with a column that Arrow cannot hold; ``error``: why, as Arrow says it."""
     problem = "; ".join(str(argument).splitlines()[0] for argument in error.args)
     advice = "give each column values of one type, such as numbers or text."
     return InvalidInput(f"table {table!r} cannot be read ({problem}); {advice}")
 
 
 def missing_table(table: str, needed_by: str, hint: str = "") -> MissingTable:
-    """Build the error for an input table without rows: its name, the table that needs it, and a hint.
-
-    >>> str(missing_table("scenarios", "requests"))
-    "missing input table 'scenarios' (needed by 'requests')."
-    """
+    """Build the error for an input table without rows: its name, the table that needs it, and a hint."""
     needed_text = f" (needed by {needed_by!r})" if needed_by != table else ""
     return MissingTable(f"missing input table {table!r}{needed_text}{f'; {hint}' if hint else ''}.")
 
 
 def dangling_reference(column: str, value: object, reference: str, known: Iterable[str], more: int = 0) -> UnknownName:
-    """Build the error for a value that the referenced table lacks, with the nearest names.
-
-    >>> str(dangling_reference("deployments.gpu", "h100", "gpus.gpu", ["h100_sxm", "t4"]))
-    "deployments.gpu is 'h100', which is not in gpus.gpu. Did you mean h100_sxm?"
-    """
+    """Build the error for a value that the referenced table lacks, with the nearest names."""
     close = nearest(str(value), known)
     more_text = f" ({more} more values are not either)" if more else ""
     tail = f" Did you mean {' or '.join(close)}?" if close else ""

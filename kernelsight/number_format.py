@@ -21,11 +21,6 @@ def number(value: Any, digits: int = DIGITS, missing: str = "") -> str:
 
     ``digits``: significant digits of a float; all digits before its point are shown. ``missing``: text for None.
     Structs become name=value.
-
-    >>> number(1234567), number(98765.4), number(999.96), number(0.012344), number(16114.2, 3)
-    ('1,234,567', '98,765', '1,000', '0.01234', '16,114')
-    >>> number(None), number(None, missing="–"), number({"m": 1, "n": None}), number([0.5, 2.0])
-    ('', '–', 'm=1', '[0.5, 2]')
     """
     if value is None:
         return missing

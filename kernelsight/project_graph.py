@@ -42,11 +42,7 @@ def cache_policy() -> CachePolicy:
 
 
 def embedded_facts() -> dict[str, Callable[[], pa.Table]]:
-    """Return, by table, the functions that read the shipped tables: catalogue, models and fitted kernel model.
-
-    >>> {"gpus", "models", "eta_coefficients"} <= set(embedded_facts())
-    True
-    """
+    """Return, by table, the functions that read the shipped tables: catalogue, models and fitted kernel model."""
     readers: dict[str, Callable[[], pa.Table]] = {name: partial(catalog.facts, name) for name in catalog.fact_names()}
     readers |= {name: partial(_model_facts, name) for name in ("models", "model_layers")}
     return {**readers, "eta_coefficients": _shipped_pack}

@@ -379,15 +379,6 @@ def test_importing_the_session_and_explaining_load_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_what_if_refuses_a_scenario_without_a_load():
-    row = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 5, "input_len": 8, "output_len": 8}
-    with (
-        connect() as session,
-        pytest.raises(InvalidInput, match="no workload is given; set trace, request_rate or max"),
-    ):
-        session.what_if([row])
-
-
 @pytest.mark.parametrize("model", ["qwen3-0.6b", "mixtral-8x7b-v0.1", "deepseek-v3", "qwen3-next-80b-a3b"])
 def test_families_that_are_not_asked_for_launch_nothing(model: str) -> None:
     """What is left out, because no deployment launches it, is what its query does not find."""

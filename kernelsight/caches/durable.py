@@ -19,14 +19,6 @@ def draft_of(path: Path, *, keep: bool = True) -> Iterator[Path]:
     any case, which tests whether one could be written.
 
     OSError: it cannot be written; ``path`` is unchanged.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "answer.txt"
-    ...     with draft_of(file) as draft:
-    ...         _ = draft.write_text("42")
-    ...     [each.name for each in Path(folder).iterdir()], file.read_text()
-    (['answer.txt'], '42')
     """
     path = Path(os.path.realpath(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
@@ -53,13 +45,7 @@ def durable_file(path: Path) -> Iterator[Path]:
 
 
 def reason(error: OSError) -> str:
-    """Return the system's reason for an error, which Arrow's errors hold in their text alone.
-
-    >>> reason(OSError(28, "No space left on device"))
-    'No space left on device'
-    >>> reason(OSError("Error writing bytes to file. Detail: [errno 28] No space left on device"))
-    'No space left on device'
-    """
+    """Return the system's reason for an error, which Arrow's errors hold in their text alone."""
     return error.strerror or str(error).splitlines()[0].rpartition("] ")[2].rstrip(".")
 
 

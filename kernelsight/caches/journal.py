@@ -25,11 +25,7 @@ SUFFIX = ".journal"
 
 
 def journal_path(target: Path) -> Path:
-    """Return the path of a result's journal.
-
-    >>> journal_path(Path("run.duckdb")).name
-    'run.duckdb.journal'
-    """
+    """Return the path of a result's journal."""
     return target.with_name(target.name + SUFFIX)
 
 
@@ -41,16 +37,7 @@ class Records(NamedTuple):
 
 
 class Journal:
-    """A journal that is open for appending records.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = journal_path(Path(folder) / "sweep.parquet")
-    ...     with Journal(path, "measurement", {"gpu": "l4"}) as journal:
-    ...         journal.append({"point": 1, "us": 2.5})
-    ...     read_journal(path, "measurement")
-    Records(header={'gpu': 'l4'}, records=[{'point': 1, 'us': 2.5}])
-    """
+    """A journal that is open for appending records."""
 
     def __init__(self, path: Path, kind: str, header: Any, records: Iterable[Mapping[str, Any]] = ()) -> None:
         """Start a journal with the ``records`` of an earlier one, which it replaces atomically; OSError: a full disk.

@@ -15,13 +15,7 @@ _memoised: dict[tuple[int, ...], dict[Hashable, object]] = {}
 
 
 def memoised(tables: tuple[pa.Table, ...], key: Hashable, read: Callable[[], Read]) -> Read:
-    """Return ``read()``, memoised for these table objects (immutable) and this key; callers must not modify it.
-
-    >>> numbers = pa.table({"n": [1, 2, 3]})
-    >>> first = memoised((numbers,), "as list", lambda: numbers["n"].to_pylist())
-    >>> memoised((numbers,), "as list", lambda: numbers["n"].to_pylist()) is first
-    True
-    """
+    """Return ``read()``, memoised for these table objects (immutable) and this key; callers must not modify it."""
     place = tuple(map(id, tables))
     if place not in _memoised:
         _memoised[place] = {}

@@ -41,13 +41,6 @@ class PrivateFolder:
     Its files are named by 64 hexadecimal digits and ``ending``; the least recently read ones are removed while all
     together have more than ``limit`` bytes. OSError: it cannot be created, or another user could change it or a folder
     above it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as parent:
-    ...     folder, key = PrivateFolder(Path(parent) / "mine", limit=2**20), "0" * 64
-    ...     folder.write(key, b"rows")
-    ...     folder.read(key, bytes.decode)
-    'rows'
     """
 
     def __init__(self, path: Path, limit: int, ending: str = "") -> None:

@@ -30,13 +30,7 @@ def _aliases() -> dict[str, GpuName]:
 
 
 def find_gpu(name: str) -> GpuName | None:
-    """Return the catalogue GPU of a name, or None.
-
-    >>> find_gpu("NVIDIA-H100-80GB-HBM3").gpu, find_gpu("g6e.12xlarge").gpu, find_gpu("TPU v5e")
-    ('h100_sxm', 'l40s', None)
-    >>> find_gpu("H100").assumed
-    'the SXM5 board with 80 GB is assumed; others: h100_pcie, h100_nvl'
-    """
+    """Return the catalogue GPU of a name, or None."""
     names, spelling = _aliases(), _key(name)
     if spelling in names:
         return names[spelling]

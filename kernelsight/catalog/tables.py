@@ -26,32 +26,18 @@ def program() -> str:
 
 @cache
 def contracts() -> Mapping[str, Contract]:
-    """Return the contracts of all tables, by table name.
-
-    >>> contracts()["fabrics"].key
-    ['fabric']
-    """
+    """Return the contracts of all tables, by table name."""
     return cached_for_program(program(), "contracts", lambda: load_contracts(folder("schemas")))
 
 
 def fact_names() -> set[str]:
-    """Return the names of the catalogue's tables: one per CSV file, and kernel_implementations.
-
-    >>> {"number_formats", "quantizations"} <= fact_names()
-    True
-    """
+    """Return the names of the catalogue's tables: one per CSV file, and kernel_implementations."""
     return ({path.stem for path in _FOLDER.glob("*.csv")} | {"kernel_implementations"}) & set(contracts())
 
 
 @cache
 def facts(name: str) -> pa.Table | None:
-    """Return a table of the catalogue, or None if it has no such table; ContractBroken: its file breaks the contract.
-
-    >>> facts("number_formats").column("format").to_pylist()[:2]
-    ['bf16', 'fp16']
-    >>> facts("scenarios") is None
-    True
-    """
+    """Return a table of the catalogue, None if it has no such table; ContractBroken: its file breaks the contract."""
     if name not in fact_names():
         return None
     return cached_for_program(program(), f"facts {name}", lambda: _read(name))

@@ -81,12 +81,6 @@ def likeliest(observations: Observed, slopes: np.ndarray) -> np.ndarray:
     """Return the most likely value of each of PARTS: logarithms of factors, and microseconds of HOST_SD.
 
     ``slopes``: derivative of each observation's logarithm by each part, shape [observations, PARTS].
-
-    >>> slopes = np.zeros((1, len(PARTS)))
-    >>> slopes[0, PARTS.index("decode_gemm")] = 1.0
-    >>> values = likeliest(Observed(np.array([0]), np.array([0.02]), np.array([0.03])), slopes)
-    >>> round(float(values[PARTS.index("decode_gemm")]), 3)
-    0.019
     """
     scaled, weight = np.zeros(len(PARTS)), np.ones(observations.miss.size)
     metrics = np.bincount(observations.run)

@@ -213,11 +213,7 @@ def _lengths(
 
 
 def drawn_lengths(statistics: Mapping[str, float], n: int, generator: np.random.Generator) -> np.ndarray:
-    """Return ``n`` lengths of a distribution that is known by quantiles and mean: integers from 1, shape [n].
-
-    >>> drawn_lengths({"min": 10.0, "p50": 20.0, "max": 30.0, "mean": 20.0}, 4, np.random.default_rng(0)).tolist()
-    [22, 12, 18, 28]
-    """
+    """Return ``n`` lengths of a distribution that is known by quantiles and mean: integers from 1, shape [n]."""
     quantiles = sorted((SHARES[name], value) for name, value in statistics.items() if name in SHARES)
     if not quantiles:
         return np.full(n, max(round(statistics["mean"]), 1))

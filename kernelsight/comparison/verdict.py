@@ -231,11 +231,6 @@ def not_judged(answer: Mapping[str, Any]) -> list[str]:
     """Return one sentence on metrics that a log does not measure, and judgements that need them; or none.
 
     ``answer``: the summary, of which ``n``, the requests of each metric, is read.
-
-    >>> not_judged({"ttft_ms": {"n": 9}, "tpot_ms": {"n": 0}, "e2e_ms": {"n": 0}})[0].partition(": ")[0]
-    'this log does not measure TPOT and E2E'
-    >>> not_judged({"ttft_ms": {"n": 9}, "tpot_ms": {"n": 9}, "e2e_ms": {"n": 9}})
-    []
     """
     missing = [name for name in ("TTFT", "TPOT", "E2E") if not answer[f"{name.lower()}_ms"]["n"]]
     if len(missing) not in (1, 2):

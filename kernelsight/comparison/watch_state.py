@@ -51,13 +51,6 @@ def with_window(drift: Drift, log_factor: float, start_s: float) -> tuple[Drift,
     """Return the detector's state after one more window, and its event: "begins", "ends" or None.
 
     ``log_factor``: logarithm of measured over expected time; ``start_s``: the window's start, seconds.
-
-    >>> drift, events = Drift(), []
-    >>> for start_s, factor in enumerate([1.0, 1.01, 0.99, 1.3, 1.3, 1.3, 1.0, 1.0]):
-    ...     drift, event = with_window(drift, math.log(factor), float(start_s))
-    ...     events.append(event)
-    >>> events
-    [None, None, None, None, 'begins', None, None, 'ends']
     """
     if drift.windows < LEARNED:
         windows = drift.windows + 1

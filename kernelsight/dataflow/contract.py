@@ -55,12 +55,7 @@ class Contract:
 
 
 def load_contracts(folder: Path) -> dict[str, Contract]:
-    """Read every ``<table>.json`` of a folder, by table name; a test holds them against ``table.schema.json``.
-
-    >>> from kernelsight.dataflow.locations import folder
-    >>> load_contracts(folder("schemas"))["gpus"].key
-    ['gpu']
-    """
+    """Read every ``<table>.json`` of a folder, by table name; a test holds them against ``table.schema.json``."""
     files = sorted(path for path in folder.glob("*.json") if path.name != "table.schema.json")
     declarations = {path.stem: own_json(own_text(path)) for path in files}
     for declaration in declarations.values():
@@ -111,12 +106,7 @@ def _frozen(other: Any) -> Any:
 
 
 def arrow_schema(contract: Contract) -> pa.Schema:
-    """Return the contract's Arrow schema: types, nullability, and unit and doc in each field's metadata.
-
-    >>> from kernelsight.dataflow.locations import folder
-    >>> arrow_schema(load_contracts(folder("schemas"))["gpus"]).field("tdp_w").metadata[b"unit"]
-    b'W'
-    """
+    """Return the contract's Arrow schema: types, nullability, and unit and doc in each field's metadata."""
     fields = []
     for column in contract.columns:
         metadata = {"doc": column.doc, **({"unit": column.unit} if column.unit else {})}
@@ -128,11 +118,6 @@ def ddl(contract: Contract, database: str = "") -> str:
     """Return the DuckDB statements that create the empty table, with its comments, in an attached ``database``.
 
     NOT NULL is declared; a primary key is not, because its index would slow every bulk load.
-
-    >>> print(ddl(Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", unit="us"),))))
-    CREATE TABLE "t" ("x" BIGINT NOT NULL);
-    COMMENT ON TABLE "t" IS 'Some. Grain: one x.';
-    COMMENT ON COLUMN "t"."x" IS 'an x [us]';
     """
     table = f"{quote(database)}.main.{quote(contract.table)}" if database else quote(contract.table)
     columns = ", ".join(
@@ -162,13 +147,6 @@ def conform(
     ``data`` is anything with ``__arrow_c_stream__``. ``trusted`` skips rules and duplicate keys, for the
     outputs of nodes. ``encoded``: dictionary-encoded strings stay so. ``origin``: where the rows come from, and
     ``rows``: the number of each row there, for the message (default: from 1).
-
-    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "float64", "an x", above=0),))
-    >>> conform(pa.table({"x": [1, 2]}), contract).column("x").to_pylist()
-    [1.0, 2.0]
-    >>> conform(pa.table({"x": [1, -2]}), contract)
-    Traceback (most recent call last):
-    kernelsight.errors.ContractBroken: table 't' violates its contract: column x: 1 row fails 'x > 0' (row 2: -2.0).
     """
     table = as_arrow(data, contract.table)
     times = Counter(table.column_names)

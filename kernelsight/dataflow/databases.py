@@ -145,11 +145,7 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 
 def private_cursor() -> duckdb.DuckDBPyConnection:
-    """Return a cursor of the internal database; tables registered on it are visible to no other cursor.
-
-    >>> private_cursor().execute("select 1").fetchall()
-    [(1,)]
-    """
+    """Return a cursor of the internal database; tables registered on it are visible to no other cursor."""
     return _database().cursor()
 
 
@@ -162,9 +158,6 @@ def cursor_for_values() -> duckdb.DuckDBPyConnection:
     """Return a cursor of a database for untrusted values, which is reopened once such a value has made it unusable.
 
     To open a database takes 20 ms, a cursor no time; tables registered on a cursor are visible to no other one.
-
-    >>> cursor_for_values().execute("select 1").fetchall()
-    [(1,)]
     """
     import duckdb
 
@@ -217,10 +210,7 @@ def complaint(error: duckdb.Error) -> str:
 
 
 def stop_if_interrupted(error: BaseException | None) -> None:
-    """Raise KeyboardInterrupt where a library has turned a signal within a query or a table into another error.
-
-    >>> stop_if_interrupted(ValueError("no such column"))
-    """
+    """Raise KeyboardInterrupt where a library has turned a signal within a query or a table into another error."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt) or _says_interrupted(error):
             raise KeyboardInterrupt from None

@@ -9,11 +9,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def folder(name: str) -> Path:
-    """Return the folder ``name`` ("schemas" or "sql"), found from the package's own file, never the working directory.
-
-    >>> (folder("schemas") / "table.schema.json").is_file()
-    True
-    """
+    """Return the folder ``name`` ("schemas" or "sql"), found from the package's own file, not the working directory."""
     root = checkout()
     return root / name if root else Path(str(resources.files("kernelsight"))) / f"_{name}"
 

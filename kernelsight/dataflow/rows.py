@@ -53,12 +53,7 @@ def as_table(contract: Contract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Convert a table to rows, one dict each; values as :func:`python_values` converts them.
-
-    >>> import duckdb
-    >>> python_rows(duckdb.sql("select 'infinity'::date as day, 1 as n").to_arrow_table())
-    [{'day': 'infinity', 'n': 1}]
-    """
+    """Convert a table to rows, one dict each; values as :func:`python_values` converts them."""
     columns = [python_values(column) for column in table.columns]
     if not columns:
         return [{} for _ in range(table.num_rows)]
@@ -66,12 +61,7 @@ def python_rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def python_values(values: pa.ChunkedArray) -> list[Any]:
-    """Convert a column to Python values; all become text if Python has no value for their type, or not for their dates.
-
-    >>> import pyarrow as pa
-    >>> python_values(pa.chunked_array([pa.array([1], pa.time64("ns"))]))
-    ['00:00:00.000000001']
-    """
+    """Convert a column to Python values; all become text if Python has no value for their type or their dates."""
     if not _is_text(values.type):
         try:
             return values.to_pylist()

@@ -38,13 +38,6 @@ def ending_signals() -> Iterator[Ending]:
 
     A signal that is ignored (nohup) or has a handler keeps it; outside the main thread nothing changes. Compiled code
     runs to its end first.
-
-    >>> with ending_signals() as ended:
-    ...     try:
-    ...         signal.raise_signal(signal.SIGTERM)
-    ...     except KeyboardInterrupt:
-    ...         print(ended.status(1))
-    143
     """
     ended = Ending()
     main = threading.current_thread() is threading.main_thread()

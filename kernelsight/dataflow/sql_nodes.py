@@ -35,13 +35,7 @@ def sql_files(folder: Path) -> dict[str, Path]:
 # bounded: all sessions parse the same files, but users' queries may be many
 @lru_cache(maxsize=256)
 def parse_query(text: str) -> Query | str:
-    """Parse a query by DuckDB's parser; its error message is returned if the query is not a plain SELECT.
-
-    >>> parse_query("with c as (select * from gpus) select * from c join models using (x)").tables
-    ('gpus', 'models')
-    >>> parse_query("selct 1")
-    'syntax error at or near "selct"'
-    """
+    """Parse a query by DuckDB's parser; its error message is returned if the query is not a plain SELECT."""
     answer = private_cursor().execute("select json_serialize_sql(?::varchar)", [text]).fetchall()[0][0]
     tree = own_json(answer)
     if tree["error"]:

@@ -33,10 +33,6 @@ def passes(column: Column, table: pa.Table) -> pa.ChunkedArray:
     """Return whether each row of a table keeps a column's rules: one boolean a row; null passes where it may be null.
 
     A value that is compared with a null fails.
-
-    >>> column = Column("x", "int64", "an x", nullable=True, min=1, compare=(("at_most", "size"),))
-    >>> passes(column, pa.table({"x": [1, 2, 0, 1, None], "size": [1, 1, 1, None, 1]})).to_pylist()
-    [True, False, False, False, True]
     """
     values = table.column(column.name)
     stated = pc.is_valid(values)

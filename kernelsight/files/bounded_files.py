@@ -60,11 +60,6 @@ def check_file(path: str | os.PathLike[str], refuse: Refuse, budget: Budget = LO
     """Return the size in bytes of a regular file within a budget, without opening it: a pipe would block.
 
     ``refuse`` makes the error that is raised for any other file.
-
-    >>> from kernelsight.errors import InvalidInput
-    >>> check_file("/", lambda found: InvalidInput(f"the grid / {found}."))
-    Traceback (most recent call last):
-    kernelsight.errors.InvalidInput: the grid / is a folder.
     """
     check_place(path, refuse)
     try:
@@ -147,13 +142,7 @@ def read_text(path: str | os.PathLike[str], refuse: Refuse, budget: Budget = SET
 
 
 def decoded(data: bytes, refuse: Refuse) -> str:
-    """Decode UTF-8 text, without byte order mark; the error names the line that is not UTF-8.
-
-    >>> from kernelsight.errors import InvalidInput
-    >>> decoded(b"a,b" + bytes([10, 255]), lambda found: InvalidInput(f"rows.csv {found}."))
-    Traceback (most recent call last):
-    kernelsight.errors.InvalidInput: rows.csv is not UTF-8 (line 2).
-    """
+    """Decode UTF-8 text, without byte order mark; the error names the line that is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -169,10 +158,6 @@ def unpacked(pieces: Iterable[bytes], packed: int, refuse: Refuse) -> Iterator[b
     """Decompress gzip members of ``packed`` bytes together, and refuse them once the ratio is that of a zip bomb.
 
     EOFError: the last member is truncated. zlib.error: it is damaged, or something else follows.
-
-    >>> import gzip
-    >>> b"".join(unpacked([gzip.compress(b"a" * 3), gzip.compress(b"b")], 46, ValueError))
-    b'aaab'
     """
     most = _most_unpacked(packed)
     total, member = 0, zlib.decompressobj(wbits=31)

@@ -31,13 +31,7 @@ WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96"
 
 
 def read_parquet(path: str | os.PathLike[str], refuse: Refuse, columns: list[str] | None = None) -> pa.Table:
-    """Read a Parquet file as a table, all of it or some columns; ``refuse`` makes the error that is raised.
-
-    >>> from kernelsight.errors import InvalidInput
-    >>> read_parquet("none.parquet", lambda found: InvalidInput(f"the grid none.parquet {found}."))
-    Traceback (most recent call last):
-    kernelsight.errors.InvalidInput: the grid none.parquet does not exist.
-    """
+    """Read a Parquet file as a table, all of it or some columns; ``refuse`` makes the error that is raised."""
     return read_source(path, check_file(path, refuse), refuse, columns)
 
 

@@ -53,15 +53,7 @@ _YAML = re.compile(r"^[^\S\n]*+(- ++)?[\w.-]++:(\s|$)", re.MULTILINE)
 
 
 def names_secret(name: str, variable: bool = False) -> bool:
-    """Return whether a name's value is a secret; ``variable``: it names an environment variable, so any word counts.
-
-    >>> [names_secret(name) for name in ("--api-key", "--hf-t", "dbPassword", "X-Amz-Signature")]
-    [True, True, True, True]
-    >>> [names_secret(name) for name in ("--max-num-batched-tokens", "--speculative-token-map", "num_key_value_heads")]
-    [False, False, False]
-    >>> names_secret("HF_TOKEN_PATH", variable=True), names_secret("TOKENIZERS_PARALLELISM", variable=True)
-    (True, False)
-    """
+    """Return whether a name's value is a secret; ``variable``: it names an environment variable, so any word counts."""
     words = _WORD.findall(_INNER_CAPITAL.sub("_", name).lower())
     if not words or (name.startswith("-") and words[0] in _SWITCHES):
         return False
@@ -92,9 +84,6 @@ def redacted_words(words: Sequence[str]) -> list[str]:
     """Redact the words of a command.
 
     An option and its secret become one word, so that no parser takes ``<redacted>`` for a word of the command.
-
-    >>> redacted_words(["A_PASSWORD=x", "vllm", "serve", "m", "--api-key", "a", "b", "--port", "80"])
-    ['A_PASSWORD=<redacted>', 'vllm', 'serve', 'm', '--api-key=<redacted>', '--port', '80']
     """
     redacted: list[str] = []
     # whether the next word is a secret, and whether those after it may be too
@@ -132,11 +121,7 @@ def _is_option(word: str) -> bool:
 
 
 def redacted_tree(value: Any, secret: bool = False) -> Any:
-    """Redact a JSON or YAML value at every depth; ``secret``: every scalar in it is a secret.
-
-    >>> redacted_tree({"password": "x", "num_key_value_heads": 8, "args": ["--hf-token", "y"]})
-    {'password': '<redacted>', 'num_key_value_heads': 8, 'args': ['--hf-token=<redacted>']}
-    """
+    """Redact a JSON or YAML value at every depth; ``secret``: every scalar in it is a secret."""
     if isinstance(value, Mapping):
         variable = value.get("name") if "value" in value else None  # as Kubernetes writes an environment
         is_secret = {key: secret or names_secret(str(key)) for key in value}
@@ -156,11 +141,6 @@ def redacted_text(text: str) -> str:
     """Redact one word, which may be an address, JSON, a header, or a command in quotes.
 
     YAML, and text that is no command or too long for one, are redacted as a whole where they could hold a secret.
-
-    >>> redacted_text("http://me:x@host/?api_key=y&n=2"), redacted_text("Authorization: Bearer x")
-    ('http://<redacted>@host/?api_key=<redacted>&n=2', 'Authorization: <redacted>')
-    >>> redacted_text("vllm serve m --hf-token x"), redacted_text('{"token": "x"}')
-    ("vllm serve m --hf-token='<redacted>'", '{"token": "<redacted>"}')
     """
     if not _MARK.search(text):
         return text

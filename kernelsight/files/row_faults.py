@@ -42,13 +42,7 @@ class Faults:
         return next((str(example), problem) for _, example, problem in self.counted.values())
 
     def sentence(self, kept: int, unit: str) -> str:
-        """Return how many rows are left out beside ``kept`` ones, and why the first ones by rule.
-
-        >>> faults = Faults()
-        >>> faults.add("size", 2, "line 7", "output_tokens is missing")
-        >>> faults.sentence(98, "requests")
-        '2 of 100 requests cannot be used and are left out; line 7: output_tokens is missing (2 requests)'
-        """
+        """Return how many rows are left out beside ``kept`` ones, and why the first ones by rule."""
         reasons = [
             f"{example}: {more}{f' ({n:,} {unit})' * (n > 1)}"
             for n, example, more in sorted(self.counted.values(), key=lambda each: -each[0])[:MOST_REASONS]

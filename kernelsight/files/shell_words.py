@@ -20,9 +20,6 @@ def split_commands(text: str) -> Iterator[list[str]]:
     """Split a shell text into its simple commands, each a list of words, without redirections.
 
     InvalidInput: a quotation is not closed, or the text is too long.
-
-    >>> list(split_commands("A=1 vllm serve 'm n' 2>&1 | tee log"))
-    [['A=1', 'vllm', 'serve', 'm n'], ['tee', 'log']]
     """
     if len(text) > MOST_CHARACTERS:
         raise InvalidInput(
@@ -54,11 +51,7 @@ def split_commands(text: str) -> Iterator[list[str]]:
 
 
 def join_commands(commands: Iterable[Sequence[str]]) -> str:
-    """Join commands to one line of quoted shell text, which splits into the same words.
-
-    >>> join_commands([["A=x y"], ["vllm", "serve", "m n"]])
-    "A='x y'; vllm serve 'm n'"
-    """
+    """Join commands to one line of quoted shell text, which splits into the same words."""
     return "; ".join(" ".join(map(_quoted, words)) for words in commands if words)
 
 

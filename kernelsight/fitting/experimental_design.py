@@ -42,10 +42,6 @@ def greedy_design(
     ``sizes``: (candidates, F), from :func:`positions`; of shape (candidates,): ``deviation``, standard deviation of the
     log error expected there; ``weight``, cost of an error there; ``seconds``, duration of its measurement; ``groups``:
     only candidates of one group have correlated errors.
-
-    >>> line = np.arange(5.0)[:, None]
-    >>> [step.candidate for step in greedy_design(line, np.ones(5), np.ones(5), np.ones(5), ["gemm"] * 5)][:2]
-    [2, 0]
     """
     names = np.asarray(groups)
     members = [np.flatnonzero(names == name) for name in np.unique(names)]

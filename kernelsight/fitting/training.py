@@ -52,12 +52,6 @@ def once_a_key(table: pa.Table) -> pa.Table:
 
     Otherwise an engine with many measured versions would outweigh the others in a fit. A key is at the position of its
     first row, and its ``engine_version`` is the last one by name.
-
-    >>> import pyarrow as pa
-    >>> columns = {"engine": ["vllm"] * 3, "engine_version": ["0.24", "0.25", "0.25"], "m": [1.0, 1.0, 2.0]}
-    >>> rows = once_a_key(pa.table({**columns, "latency_us": [1.0, 4.0, 5.0]}))
-    >>> rows["m"].to_pylist(), [round(us, 9) for us in rows["latency_us"].to_pylist()]
-    ([1.0, 2.0], [2.0, 5.0])
     """
     rows = pl.from_arrow(table)
     key = [name for name in rows.columns if name not in ("engine_version", "latency_us")]

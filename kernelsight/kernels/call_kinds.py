@@ -108,13 +108,7 @@ def _is_stated(name: str, settings: pa.Table) -> bool:
 
 
 def dtype_of(family: str, kind: Mapping[str, str | None]) -> str:
-    """Return the cell that a call's number formats belong to, as ``sweep_points.dtype`` names it.
-
-    >>> dtype_of("gemm", {"format": "nvfp4", "math": "fp4"}), dtype_of("mla_decode", {"format": "fp8", "math": "bf16"})
-    ('nvfp4', 'bf16/fp8')
-    >>> dtype_of("moe", {"format": "nvfp4_wo", "math": "bf16"})  # kernels of weights alone differ in their bytes
-    'int4_wo'
-    """
+    """Return the cell that a call's number formats belong to, as ``sweep_points.dtype`` names it."""
     if family.endswith("attention") or family.startswith("mla_"):
         return f"{kind.get('math')}/{kind.get('format') or kind.get('math')}"
     number_format = kind.get("format") or "bf16"

@@ -77,10 +77,6 @@ def in_order(raw: np.ndarray, rank: np.ndarray, at_least: np.ndarray, width: np.
     """Return latencies of members in the order of their facts, (members, rows).
 
     ``raw``: of each member's own fit, ``rank``: its evidence, both (members, rows); the rest: see Comparison.
-
-    >>> better = np.array([[True, True], [False, True]])
-    >>> in_order(np.array([[240.0], [270.0]]), np.array([[2], [2]]), better, np.array([1.2, 1.2])).ravel().tolist()
-    [240.0, 240.0]
     """
     final, members = raw.copy(), range(len(raw))
     for level in range(MEASURED, -1, -1):
@@ -214,11 +210,7 @@ def calls_of_siblings(
 
 
 def sentence_of(evidence: str, sibling: str, is_lower: bool) -> str:
-    """Return the evidence of an answer that moved to the order of its die, to that of ``sibling``.
-
-    >>> sentence_of("sweep of h200_sxm: marlin_moe", "h100_sxm", True)
-    'sweep of h200_sxm: marlin_moe; no slower than h100_sxm, of the same die'
-    """
+    """Return the evidence of an answer that moved to the order of its die, to that of ``sibling``."""
     return f"{evidence}; no {'slower' if is_lower else 'faster'} than {sibling}, of the same die"
 
 

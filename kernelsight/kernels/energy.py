@@ -94,13 +94,7 @@ def narrow_weights(formats: pa.ChunkedArray, math_bits: np.ndarray) -> np.ndarra
 
 
 def padded_rows(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """Return padded rows over rows of routed experts, (calls,): each expert's tokens fill tiles, or ``block_rows`` all.
-
-    >>> sizes = {"tokens": 128.0, "top_k": 8.0, "moe_ep": 1.0, "local_experts": 128.0, "active_experts": 128.0}
-    >>> columns = {name: np.array([value, value]) for name, value in sizes.items()}
-    >>> padded_rows(columns | {"block_rows": np.array([0.0, 17280.0])}).round(2).tolist()
-    [2.31, 16.88]
-    """
+    """Return padded rows over rows of routed experts, (calls,): each expert's fill tiles, or ``block_rows`` all."""
     rows = columns["tokens"] * columns["top_k"] / columns["moe_ep"] / columns["active_experts"]
     tile = np.where(columns["tokens"] <= columns["local_experts"], *PADDED_ROWS)
     # tokens per expert are taken as exponentially distributed: see ``moe.expert_tiles``
@@ -184,9 +178,5 @@ def under_limit(
 
 
 def held(power_w: Any, cap_w: Any, sharpness: Any) -> Any:
-    """Return the smooth minimum of a power and the board's limit, watts: p / (1 + (p / cap)^s)^(1/s).
-
-    >>> round(float(held(np.array(100.0), 700.0, 5.0))), round(float(held(np.array(3000.0), 700.0, 5.0)))
-    (100, 700)
-    """
+    """Return the smooth minimum of a power and the board's limit, watts: p / (1 + (p / cap)^s)^(1/s)."""
     return power_w / (1.0 + (power_w / cap_w) ** sharpness) ** (1.0 / sharpness)

@@ -78,11 +78,7 @@ def version_at(
 
 
 def version_factor(latency_us: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """Return the factor of a version on latencies in microseconds; ``logs``: (..., KNOTS_US), one row a latency.
-
-    >>> version_factor(np.array([1.0, 50.0, 1e4]), np.log([2.0, 1.0, 0.5]) * np.ones((3, 1))).round(3).tolist()
-    [2.0, 1.0, 0.5]
-    """
+    """Return the factor of a version on latencies in microseconds; ``logs``: (..., KNOTS_US), one row a latency."""
     at = np.interp(np.log(np.maximum(latency_us, 1e-9)), np.log(KNOTS_US), np.arange(float(len(KNOTS_US))))
     below = np.minimum(at.astype(int), len(KNOTS_US) - 2)
     low, high = (np.take_along_axis(logs, position[:, None], 1)[:, 0] for position in (below, below + 1))

@@ -250,9 +250,5 @@ COMMUNICATION = tuple(family.name for family in _REGISTRY if family.wire_share)
 
 
 def launched(traits: Collection[str]) -> list[str]:
-    """Return the families that deployments with any of these traits (``Family.launched_by``) may launch.
-
-    >>> [name for name in launched({"full", "dense"}) if name not in launched({"linear", "dense"})]
-    ['prefill_attention', 'decode_attention', 'rope', 'kv_write']
-    """
+    """Return the families that deployments with any of these traits (``Family.launched_by``) may launch."""
     return [name for name in LOWERED if not (by := FAMILIES[name].launched_by) or not set(by).isdisjoint(traits)]

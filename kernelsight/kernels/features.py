@@ -18,11 +18,7 @@ LEAST_SIZE = 2.0**-6
 
 
 def names_of(family: str) -> list[str]:
-    """Return the names of a family's features, in the order of their columns.
-
-    >>> names_of("quantize")
-    ['rows', 'columns', 'bytes', 'waves of rows/1', 'rest of rows/1']
-    """
+    """Return the names of a family's features, in the order of their columns."""
     spec = FAMILIES[family].features
     grids = ["*".join(f"{name}/{tile:g}" for name, tile in factors) for factors in spec.grids]
     return [

@@ -49,11 +49,7 @@ def log_factor(launch_us: float, expected_us: float = EXPECTED_US) -> float:
 
 
 def is_floor(name: str) -> bool:
-    """Return whether a coefficient is a launch floor, which every call pays whatever its size.
-
-    >>> is_floor("prompt_floor_us"), is_floor("gap_us")
-    (True, False)
-    """
+    """Return whether a coefficient is a launch floor, which every call pays whatever its size."""
     return name.endswith(ENDINGS)
 
 

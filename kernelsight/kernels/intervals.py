@@ -76,11 +76,7 @@ def measured_half_widths(
 
 
 def growth(octaves: float) -> float:
-    """Return the factor on half widths of a GPU whose nearest fitted GPU is ``octaves`` away.
-
-    >>> growth(0.5), growth(3.0)
-    (1.0, 1.2)
-    """
+    """Return the factor on half widths of a GPU whose nearest fitted GPU is ``octaves`` away."""
     return 1.0 + BY_OCTAVE * max(octaves - NEAR_OCTAVES, 0.0)
 
 
@@ -88,9 +84,6 @@ def spread(xp: Any, latency_us: Any, halves: Any) -> Any:
     """Return the factor f of each row, (rows,): its 90 % interval is [latency / f, latency x f].
 
     ``latency_us``: microseconds, (rows,); ``halves``: half widths, (knots,) or (rows, knots).
-
-    >>> spread(np, np.array([32.0]), np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0]))).round(3).tolist()
-    [4.0]
     """
     knot_of_latency = knot_place(xp, latency_us)
     # linear interpolation by hat functions, the weight of each knot: no branch, no gather

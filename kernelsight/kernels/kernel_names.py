@@ -24,11 +24,7 @@ def family_column(names: str) -> pl.Expr:
 
 @cache
 def family_of(name: str) -> str | None:
-    """Return the kernel family of a name, or None.
-
-    >>> family_of("fused_moe_kernel"), family_of("mm(4096x4096, 4096x4096)"), family_of("conv")
-    ('moe', 'gemm', None)
-    """
+    """Return the kernel family of a name, or None."""
     import polars as pl
 
     return pl.DataFrame({"name": [name]}).select(family_column("name")).item()

@@ -37,12 +37,7 @@ def in_danger(evidence: Iterable[Mapping[str, Any]], portability: Callable[[], p
 
 
 def danger_sentences(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the sentence on the kernels of :func:`in_danger`; empty: little of the time.
-
-    >>> row = {"family": "moe", "implementation": "a", "geometric_mean": 4.1, "spread": 2.3, "share": 0.43}
-    >>> danger_sentences([row])[0][:67]
-    '43% of the GPU time: η of moe a (43%; η 4.1, 2.3 × between GPUs) is'
-    """
+    """Return the sentence on the kernels of :func:`in_danger`; empty: little of the time."""
     named = [kernel for kernel in kernels if kernel["share"] >= LEAST_NAMED]
     share = sum(kernel["share"] for kernel in named)
     words = ", ".join(

@@ -211,12 +211,7 @@ def _used(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first row of each distinct combination of float64 values, and which of these each row equals, (rows,).
-
-    >>> kept, number = distinct_rows([np.array([1.0, 2.0, 1.0]), np.array([5.0, 5.0, 5.0])])
-    >>> kept.tolist(), number.tolist()
-    ([0, 1], [0, 1, 0])
-    """
+    """Return the first row of each distinct combination of float64 values, and which of them each row equals."""
     mixed = np.zeros(columns[0].size, np.uint64)
     for column in columns:
         mixed ^= column.view(np.uint64)

@@ -13,11 +13,7 @@ from kernelsight.dataflow.array_expressions import in_one_piece
 
 
 def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, str | None]], np.ndarray]:
-    """Return the distinct combinations of string columns, sorted, null first, and the number of each row's, (rows,).
-
-    >>> combinations(pa.table({"gpu": ["b", "a", "b"], "engine": ["x", "x", "x"]}), ["gpu", "engine"])
-    ([{'gpu': 'a', 'engine': 'x'}, {'gpu': 'b', 'engine': 'x'}], array([1, 0, 1]))
-    """
+    """Return the distinct combinations of string columns, sorted, null first, and the number of each row's, (rows,)."""
     codes = np.zeros(table.num_rows, dtype=np.int64)
     sorted_values: list[list[str | None]] = []
     for name in names:

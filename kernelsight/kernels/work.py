@@ -55,11 +55,7 @@ def streamed(flops: str, moved: str) -> dict[str, str]:
 
 
 def work_cursor() -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB cursor with the macros; tables registered on it are visible to no other cursor.
-
-    >>> work_cursor().sql("select gemm_flops(2, 3, 5)").fetchall()
-    [(Decimal('60.0'),)]
-    """
+    """Return a DuckDB cursor with the macros; tables registered on it are visible to no other cursor."""
     return _database().cursor()
 
 

@@ -143,25 +143,12 @@ class LogFile:
 
 
 def unusable(path: object, problem: str, advice: str) -> InvalidInput:
-    """Return the error for a log that cannot be used; ``problem``: a predicate, ``advice``: what to do.
-
-    >>> str(unusable("a.json", "is empty", "Give a file with requests."))
-    'log a.json is empty. Give a file with requests.'
-    """
+    """Return the error for a log that cannot be used; ``problem``: a predicate, ``advice``: what to do."""
     return InvalidInput(f"log {path} {problem}. {advice}".rstrip())
 
 
 def open_log(path: str | os.PathLike[str]) -> LogFile:
-    """Return a log file after reading its first bytes; InvalidInput: missing, empty, damaged, or a refused kind.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "run.json"
-    ...     _ = file.write_text('{"ttfts": [0.1], "server": {"tp": 2}}')
-    ...     log = open_log(file)
-    ...     log.kind, log.name, sorted(log.fields)
-    ('json', 'run', ['server', 'server.tp', 'ttfts'])
-    """
+    """Return a log file after reading its first bytes; InvalidInput: missing, empty, damaged, or a refused kind."""
     path = Path(path)
     try:
         with open_file(path, lambda reason: unusable(path, reason, "Give the path to a file.")) as file:

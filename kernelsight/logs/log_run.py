@@ -21,11 +21,7 @@ FILE_ROW = "file_row"
 
 
 def rules() -> dict[str, tuple[str, str]]:
-    """Return (what happens to its rows, the explanation for users) by rule.
-
-    >>> rules()["failed"]
-    ['excluded', 'requests that failed']
-    """
+    """Return (what happens to its rows, the explanation for users) by rule."""
     return catalogue_yaml("log_rules")
 
 
@@ -33,13 +29,7 @@ _FAULT = ("log_id", "rule", "n", "rows", "example", "explanation")
 
 
 def fault_rows(faults: Faults, log_id: str) -> list[dict[str, Any]]:
-    """Return the rows of ``log_faults``.
-
-    >>> faults = Faults()
-    >>> faults.add("failed", 2, "chat-7")
-    >>> fault_rows(faults, "run")[0]["explanation"]
-    'requests that failed'
-    """
+    """Return the rows of ``log_faults``."""
     return [
         dict(zip(_FAULT, (log_id, rule, n, rules()[rule][0], example, rules()[rule][1] + more), strict=True))
         for rule, (n, example, more) in faults.counted.items()
@@ -90,13 +80,7 @@ def object_in(container: Any, name: str) -> Mapping[str, Any]:
 
 
 def kind_of_error(text: object) -> str:
-    """Return the exception class or HTTP status in an error's text, else "other"; the text itself may hold prompts.
-
-    >>> kind_of_error("Traceback ...\\naiohttp.client_exceptions.ServerDisconnectedError: Server disconnected")
-    'ServerDisconnectedError'
-    >>> kind_of_error("Internal Server Error: prompt 'secret' was refused"), kind_of_error("503")
-    ('HTTP 500', 'HTTP 503')
-    """
+    """Return the exception class or HTTP status in an error's text, else "other"; the text itself may hold prompts."""
     phrase = _PHRASES.match(str(text))
     if phrase:
         return f"HTTP {_PHRASE_STATUS[phrase.group(1)]}"

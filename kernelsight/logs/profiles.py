@@ -103,10 +103,6 @@ def with_families(kernels: pl.DataFrame, faults: Faults, names: str = "name") ->
 
     Kernels whose rank, calls or time is negative or above MOST are dropped, and counted in ``faults`` as
     impossible_kernel; those without a family as no_family.
-
-    >>> frame = pl.DataFrame({"name": ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "my_kernel"]})
-    >>> with_families(frame, Faults())["family"].to_list()
-    ['all_reduce', None]
     """
     figures = [name for name in ("total_us", "span_us", "rank", "calls") if name in kernels.columns]
     is_possible = pl.all_horizontal(

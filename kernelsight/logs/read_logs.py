@@ -57,18 +57,6 @@ def read_logs(
     column by column of ``production_requests``, such as ``{"ttft_ms": "first[s]", "ttft_clock": "=gateway"}``. Rows
     that are left out are counted in ``log_faults``. Times are seconds after each log's first one. InvalidInput: a file
     that cannot be read, or whose requests have no latency.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "day.csv"
-    ...     text = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\\n5,100,11,40,90\\n6,100,1,30,30\\n7,9,0,,\\n"
-    ...     _ = file.write_text(text)
-    ...     tables = read_logs(file)
-    >>> tables["production_requests"].select(["arrival_s", "tpot_ms", "status"]).to_pylist()[0]
-    {'arrival_s': 0.0, 'tpot_ms': 5.0, 'status': 'ok'}
-    >>> [(row["rule"], row["n"]) for row in tables["log_faults"].to_pylist()]
-    [('ttft_clock_unknown', 2), ('no_output', 1)]
     """
     files_given, rows = _files_given(paths, format, columns)
     return _all_tables([], files_given + _files_by_role(steps, metrics, kernels), rows, columns)
@@ -97,12 +85,7 @@ def read_table(
     metrics: Paths = (),
     kernels: Paths = (),
 ) -> dict[str, pa.Table]:
-    """Return the TABLES as ``read_logs`` does, for requests in a table in memory (anything with __arrow_c_stream__).
-
-    >>> log = {"arrival_s": [0.0, 1.0], "in": [10, 20], "output_tokens": [5, 5], "e2e_ms": [50.0, 60.0]}
-    >>> read_table(pa.table(log), {"prompt_tokens": "in"})["production_requests"]["prompt_tokens"].to_pylist()
-    [10, 20]
-    """
+    """Return the TABLES as ``read_logs`` does, for requests in a table in memory (anything with __arrow_c_stream__)."""
     file = LogFile(Path("requests"), b"", "parquet", False)
     run = LogRun(file, PLAIN)
     connection = cursor_for_values()

@@ -56,11 +56,7 @@ def _of_row(row: dict[str, str]) -> LogFormat:
 
 
 def format_named(name: str) -> LogFormat:
-    """Return the format of requests with a name; UnknownName: there is none.
-
-    >>> format_named("aiperf").written_by
-    'aiperf profile (profile_export.jsonl)'
-    """
+    """Return the format of requests with a name; UnknownName: there is none."""
     for log_format in formats():
         if log_format.name == name and log_format.role == "requests":
             return log_format
@@ -70,11 +66,7 @@ def format_named(name: str) -> LogFormat:
 
 
 def format_names(role: str) -> list[str]:
-    """Return the names of the formats for a role, in order of the registry.
-
-    >>> format_names("metrics")
-    ['power-table', 'aiperf-power', 'vllm-log', 'sglang-log', 'trtllm-log', 'prometheus']
-    """
+    """Return the names of the formats for a role, in order of the registry."""
     return [log_format.name for log_format in formats() if log_format.role == role]
 
 

@@ -177,11 +177,7 @@ def is_whole(found: Statistics) -> bool:
 
 
 def contradiction(found: Statistics) -> str | None:
-    """Return why statistics cannot be those of one run, or None.
-
-    >>> contradiction({("ttft_ms", "p50"): 9.0, ("ttft_ms", "p99"): 8.0})
-    'its p50 of ttft_ms is above its p99'
-    """
+    """Return why statistics cannot be those of one run, or None."""
     for metric in LATENCIES:
         ranks = sorted(
             (RANKS.get(name) or float(name[1:]), name) for kind, name in found if kind == metric and name != "mean"

@@ -30,11 +30,6 @@ def times_of_sending(result: Mapping[str, Any], latencies_s: Sequence[float | No
     ``latencies_s``: E2E of each request. With an infinite rate ``max_concurrency`` requests are in flight (all, without
     it): the next is sent when one ends. With a finite rate gaps are drawn from a gamma distribution and scaled to the
     rate; a concurrency limit is then ignored.
-
-    >>> times_of_sending({"request_rate": "inf", "max_concurrency": 2}, [3.0, 1.0, 1.0, 5.0])
-    SendTimes(seconds=[0.0, 0.0, 1.0, 2.0], how='client_rule')
-    >>> times_of_sending({"request_rate": "trace"}, [1.0]) is None
-    True
     """
     try:
         rate = float(result["request_rate"])

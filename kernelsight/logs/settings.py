@@ -20,9 +20,6 @@ def flat_settings(values: Mapping[str, Any], place: str) -> dict[str, tuple[str,
     """Return the scalars of an object as (value, place) by setting, without secrets and long texts.
 
     ``place``: where the object was, such as "server_info". Names have underscores, booleans are lower-case text.
-
-    >>> flat_settings({"tp-size": 2, "api_key": "x", "internal_states": [{}], "quantization": None}, "server_info")
-    {'tp_size': ('2', 'server_info')}
     """
     settings = {}
     for name, value in values.items():
@@ -35,13 +32,7 @@ def flat_settings(values: Mapping[str, Any], place: str) -> dict[str, tuple[str,
 
 
 def stated_by(line: str) -> dict[str, tuple[str, str]]:
-    """Return the settings in vLLM's log lines of its arguments and its version; empty for another line.
-
-    >>> stated_by("INFO 11-22 [api.py:1] non-default args: {'model': 'demo', 'max_num_seqs': 64}")
-    {'model': ('demo', 'non-default args'), 'max_num_seqs': ('64', 'non-default args')}
-    >>> stated_by("(APIServer pid=1) INFO 11-22 [api_server.py:1839] vLLM API server version 0.11.0")
-    {'engine_version': ('0.11.0', 'version of the server')}
-    """
+    """Return the settings in vLLM's log lines of its arguments and its version; empty for another line."""
     if version := _VERSION.search(line):
         return {"engine_version": (version[1] or version[2], "version of the server")}
     match = _ARGUMENTS.search(line)

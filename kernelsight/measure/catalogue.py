@@ -70,11 +70,7 @@ def remarks(gpu: str, row: Mapping[str, Any], rows: Sequence[Mapping[str, str]])
 
 
 def unlisted(gpu: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a note if a GPU is not in the catalogue.
-
-    >>> unlisted("my_gpu", [{"gpu": "h100_sxm"}])
-    ['my_gpu is not in the catalogue: calibrate fit needs its row in --gpus FILE (measure --device-row writes one)']
-    """
+    """Return a note if a GPU is not in the catalogue."""
     names = [row["gpu"] for row in rows]
     if gpu in names:
         return []

@@ -35,11 +35,7 @@ Run = Callable[[int, int], float]
 
 
 def probe(run: Run, sequences: Sequence[int] = SEQUENCES) -> dict[str, Any]:
-    """Fit step_base_us and per_request_us to runs of an engine; also return the step time by number of sequences.
-
-    >>> probe(lambda s, n: 0.1 + n * (900.0 + 5.0 * s) * 1e-6)["step_base_us"]
-    900.0
-    """
+    """Fit step_base_us and per_request_us to runs of an engine; also return the step time by number of sequences."""
     short, long = TOKENS
     steps = []
     for count in sequences:

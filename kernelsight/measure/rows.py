@@ -19,11 +19,7 @@ SOURCE = "kernelsight calibrate measure"
 
 @cache
 def sweep_schema() -> pa.Schema:
-    """Return the Arrow schema of ``sweep_points`` from its contract.
-
-    >>> sweep_schema().field("latency_us").nullable
-    False
-    """
+    """Return the Arrow schema of ``sweep_points`` from its contract."""
     contract = own_json(own_text(folder("schemas") / "sweep_points.json"))
     return pa.schema(
         pa.field(column["name"], arrow_type(column["type"]), column.get("nullable", False))

@@ -67,13 +67,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[str | None, str | None]:
-    """Return (format, math) of ``sweep_points``: the format of weight or cache, and the arithmetic.
-
-    >>> number_formats("decode_attention", "bf16/fp8"), number_formats("gemm", "fp8"), number_formats("copy", "bytes")
-    (('fp8', 'bf16'), ('fp8', 'fp8'), (None, None))
-    >>> number_formats("decode_attention", "bf16/fp8", "flash_attention_3")
-    ('fp8', 'fp8')
-    """
+    """Return (format, math) of ``sweep_points``: the format of weight or cache, and the arithmetic."""
     if "/" in dtype:
         math, _, stored = dtype.partition("/")
         if implementation in EIGHT_BIT_QUERIES:
@@ -144,11 +138,7 @@ def suites_folder() -> Path:
 
 
 def read_suite(name: str) -> Suite:
-    """Read a suite by its name or its JSON file; InvalidInput or UnknownName: it is invalid, or does not exist.
-
-    >>> read_suite("quick").name
-    'quick'
-    """
+    """Read a suite by its name or its JSON file; InvalidInput or UnknownName: it is invalid, or does not exist."""
     shipped = {path.stem: path for path in suites_folder().glob("*.json")}
     path = shipped.get(name, Path(name))
     if not path.exists():

@@ -46,11 +46,7 @@ Rows = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def catalogue_name(huggingface_id: str) -> str:
-    """Return the repository's name in lower case, without owner and without -instruct.
-
-    >>> catalogue_name("mistralai/Mistral-Nemo-Instruct-2407")
-    'mistral-nemo-2407'
-    """
+    """Return the repository's name in lower case, without owner and without -instruct."""
     return huggingface_id.rsplit("/", 1)[-1].lower().replace("-instruct", "")
 
 
@@ -68,27 +64,20 @@ def read_config(
     ``quant_config``: content of ModelOpt's hf_quant_config.json. ``own_architecture``: a user's file, which
     has precedence over those of the catalogue. InvalidInput names the field: it is missing, a size is
     not a whole number above 0, the architecture or quantisation is not supported.
-
-    >>> config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
-    ...     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    ...     "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
-    >>> row, layers = read_config(config, model="mine", huggingface_id=None, source="by hand")
-    >>> row["head_dim"], layers[0]["layer_kind"], layers[0]["count"]
-    (128, 'full_dense', 32)
     """
     label = huggingface_id or source
     if not isinstance(config, Mapping):
         raise errors.config_unreadable(label, "it is not a JSON object")
-    architecture = next(iter(ConfigFields(config, label).items("architectures")), None)
+    architecture = next(iter(ConfigFields(config, label).read("architectures", kind="items")), None)
     known = architecture_of(architecture, label, own_architecture)
     fields = _language_model(config, label)
-    fields.size("sliding_window", default=None, least=0)  # whether or not a layer has one
+    fields.read("sliding_window", default=None, least=0)  # whether or not a layer has one
     shape = shape_of(known, fields)
     columns = shape.columns
     check_heads(fields, columns)
     check_rope(fields)
     check_total(fields, columns)
-    dtype = fields.choice("dtype", "torch_dtype", among=DTYPES, default=None)
+    dtype = fields.read("dtype", "torch_dtype", kind="choice", values=DTYPES, default=None)
     # published configs without a dtype (gpt-oss, MiniMax-M2.5) belong to bfloat16 checkpoints
     notes = [*shape.notes, *([] if dtype else ["the config has no dtype: bf16 assumed"])]
     dtype = dtype or "bf16"
@@ -231,12 +220,7 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def load_catalogue(path: str | Path | None = None) -> Rows:
-    """Return the ``models`` and ``model_layers`` rows of a catalogue: JSON Lines, each object with its ``config``.
-
-    >>> models, layers = load_catalogue()
-    >>> sum(layer["count"] for layer in layers if layer["model"] == "llama-3.1-8b")
-    32
-    """
+    """Return the ``models`` and ``model_layers`` rows of a catalogue: JSON Lines, each object with its ``config``."""
     models, layers = [], []
     for entry in _entries(Path(path or CATALOGUE)):
         row, layer_rows = read_config(
@@ -353,9 +337,6 @@ def resolve(name: str) -> str:
     """Return the catalogue name of a model from that name or its Hugging Face identifier, in any case.
 
     UnknownName lists the nearest names.
-
-    >>> resolve("meta-llama/Llama-3.1-8B-Instruct"), resolve("google/gemma-2-9b-it")
-    ('llama-3.1-8b', 'gemma-2-9b')
     """
     by_key, names = _names()
     if _lookup_key(name) not in by_key:

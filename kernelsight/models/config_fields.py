@@ -51,43 +51,35 @@ def check_total(fields: ConfigFields, columns: Mapping[str, Any]) -> None:
         )
 
 
+def _scalings(fields: ConfigFields) -> list[ConfigFields]:
+    """Return the objects that scale positions; newer configs have one more within for each kind of layer."""
+    found = (fields.inside(name, default=None) for name in ("rope_scaling", "rope_parameters"))
+    return [scaling for scaling in found if scaling is not None]
+
+
 def check_rope(fields: ConfigFields) -> None:
     """Raise InvalidInput for RoPE scaling that is no object, or with a factor that is no finite number above 0."""
-    for name in ("rope_scaling", "rope_parameters"):
-        scaling = fields.inside(name, default=None)
-        if scaling is None:
-            continue
-        # newer configs have one object for each kind of layer
+    for scaling in _scalings(fields):
         nested = [scaling.inside(key) for key, value in scaling.values.items() if isinstance(value, Mapping)]
         for parameters in (scaling, *nested):
             for factor in FACTORS:
                 value = parameters.values.get(factor)
                 if value is not None and not _is_factor(value):
-                    raise errors.config_field_wrong(parameters.label, factor, value, "a finite number above 0")
+                    raise parameters.wrong(factor, "a finite number above 0")
 
 
 def longest_context(fields: ConfigFields, positions: int) -> int:
     """Return the longest context, tokens: with YaRN original positions times factor where that exceeds ``positions``.
 
     As engines do for a checkpoint whose max_position_embeddings is that of its training.
-
-    >>> yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    >>> longest_context(ConfigFields({"rope_scaling": yarn}, "my-model"), 40960)
-    131072
     """
-    for name in ("rope_scaling", "rope_parameters"):
-        scaling = fields.inside(name, default=None)
-        if scaling is None or (scaling.values.get("rope_type") or scaling.values.get("type")) != "yarn":
-            continue
+    for scaling in _scalings(fields):
         trained, factor = (scaling.values.get(field) for field in ("original_max_position_embeddings", "factor"))
-        if not _is_factor(trained) or not _is_factor(factor):
-            continue
-        reached = trained * factor
-        if reached > LARGEST:
-            raise errors.config_field_wrong(
-                scaling.label, "factor", factor, f"one that reaches at most {LARGEST} tokens"
-            )
-        return max(positions, int(reached))
+        is_yarn = (scaling.values.get("rope_type") or scaling.values.get("type")) == "yarn"
+        if is_yarn and _is_factor(trained) and _is_factor(factor):
+            if trained * factor > LARGEST:
+                raise scaling.wrong("factor", f"one that reaches at most {LARGEST} tokens")
+            return max(positions, int(trained * factor))
     return positions
 
 
@@ -102,82 +94,36 @@ REQUIRED: Any = object()
 
 
 class ConfigFields(NamedTuple):
-    """The fields of one config, and the label (file or model) that errors name.
+    """The fields of one config, and the label (file or model) that errors name; null counts as missing.
 
-    >>> fields = ConfigFields({"hidden_size": 4096}, "my-model")
-    >>> fields.size("hidden_size"), fields.size("head_dim", default=None)
+    >>> fields = ConfigFields({"hidden_size": 4096, "head_dim": None}, "my-model")
+    >>> fields.read("hidden_size"), fields.read("head_dim", default=None)
     (4096, None)
     """
 
     values: Mapping[str, Any]
     label: str
 
-    def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
-        # null counts as missing: transformers writes null for unused fields
-        for name in names:
-            if self.values.get(name) is not None:
-                return name, self.values[name]
-        if default is REQUIRED:
+    def read(self, *names: str, default: Any = REQUIRED, **rule: Any) -> Any:
+        """Return the first present field of ``names``, checked as a ``Field`` of that rule, or ``default``."""
+        name = next((name for name in names if self.values.get(name) is not None), None)
+        if name is None and default is REQUIRED:
             raise errors.config_field_missing(self.label, names[0])
-        return names[0], default
+        field = Field(names[0], **rule)
+        return default if name is None else KINDS[field.kind](field, self, name)
 
-    def size(self, *names: str, default: int | None = REQUIRED, least: int = 1, most: int = LARGEST) -> int | None:
-        """Return the first present field of ``names``, a whole number from ``least`` to ``most``, or ``default``."""
-        name, value = self._first(names, default)
-        if value is default:
-            return value
-        if type(value) is not int or not least <= value <= most:
-            expected = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
-            if type(value) is int and value > most:
-                expected = f"a whole number of at most {most}"
-            raise errors.config_field_wrong(self.label, name, value, expected)
-        return value
-
-    def flag(self, *names: str, default: bool = REQUIRED) -> bool:
-        """Return the first present field of ``names``, true or false, or ``default``."""
-        name, value = self._first(names, default)
-        if type(value) is not bool:
-            raise errors.config_field_wrong(self.label, name, value, "true or false")
-        return value
-
-    def text(self, *names: str, default: str | None = REQUIRED) -> str | None:
-        """Return the first present field of ``names``, a string, or ``default``."""
-        name, value = self._first(names, default)
-        if value is not default and not isinstance(value, str):
-            raise errors.config_field_wrong(self.label, name, value, "a string")
-        return value
-
-    def choice(self, *names: str, among: Mapping[str, str], default: str | None = REQUIRED) -> str | None:
-        """Return the first present field of ``names``, translated by ``among``; InvalidInput lists its strings."""
-        name, value = self._first(names, default)
-        if value is default:
-            return value
-        if not isinstance(value, str) or value not in among:
-            raise errors.config_unsupported(self.label, name, value, sorted(among))
-        return among[value]
-
-    def fraction(self, *names: str, default: float) -> float:
-        """Return the first present field of ``names``, a number above 0 and at most 1, or ``default``."""
-        name, value = self._first(names, default)
-        if not is_number(value) or not 0 < value <= 1:
-            raise errors.config_field_wrong(self.label, name, value, "a number above 0 and at most 1")
-        return float(value)
-
-    def items(self, name: str, default: list | None = REQUIRED) -> list | None:
-        """Return a field, a list, or ``default``."""
-        name, value = self._first((name,), default)
-        if value is not default and not isinstance(value, list):
-            raise errors.config_field_wrong(self.label, name, value, "a list")
-        return value
-
-    def inside(self, name: str, default: Mapping[str, Any] | None = REQUIRED) -> ConfigFields | None:
+    def inside(self, name: str, default: None = REQUIRED) -> ConfigFields | None:
         """Return the fields of a nested object, with "label, name" as their label; None where the field is absent."""
-        name, value = self._first((name,), default)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            raise errors.config_field_wrong(self.label, name, value, "an object")
-        return ConfigFields(value, f"{self.label}, {name}")
+        value = self.values.get(name)
+        if value is None and default is REQUIRED:
+            raise errors.config_field_missing(self.label, name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(name, "an object")
+        return None if value is None else ConfigFields(value, f"{self.label}, {name}")
+
+    def wrong(self, name: str, expected: str) -> errors.InvalidInput:
+        """Return the error for a field with an unusable value."""
+        return errors.config_field_wrong(self.label, name, self.values[name], expected)
 
 
 class Field(NamedTuple):
@@ -225,7 +171,12 @@ class Field(NamedTuple):
 
 
 def _size(field: Field, held: ConfigFields, name: str) -> int:
-    return held.size(name, least=field.least, most=field.most)
+    value = held.values[name]
+    if type(value) is int and field.least <= value <= field.most:
+        return value
+    if type(value) is int and value > field.most:
+        raise held.wrong(name, f"a whole number of at most {field.most}")
+    raise held.wrong(name, "a whole number " + ("above 0" if field.least == 1 else f"of at least {field.least}"))
 
 
 def _uniform(field: Field, held: ConfigFields, name: str) -> int:
@@ -233,16 +184,34 @@ def _uniform(field: Field, held: ConfigFields, name: str) -> int:
     value = held.values[name]
     if isinstance(value, list) and value and all(item == value[0] for item in value):
         held = ConfigFields({name: value[0]}, held.label)
-    return held.size(name, least=field.least, most=field.most)
+    return _size(field, held, name)
+
+
+def _such(holds: Callable[[Any], bool], expected: str) -> Callable[[Field, ConfigFields, str], Any]:
+    """Return the reader of a field whose value must be such that ``holds``."""
+
+    def read(field: Field, held: ConfigFields, name: str) -> Any:
+        if not holds(held.values[name]):
+            raise held.wrong(name, expected)
+        return held.values[name]
+
+    return read
+
+
+_flag = _such(lambda value: type(value) is bool, "true or false")
+_items = _such(lambda value: isinstance(value, list), "a list")
 
 
 def _choice(field: Field, held: ConfigFields, name: str) -> Any:
-    return held.choice(name, among=field.values)
+    value = held.values[name]
+    if not isinstance(value, str) or value not in field.values:
+        raise errors.config_unsupported(held.label, name, value, sorted(field.values))
+    return field.values[value]
 
 
 def _kinds(field: Field, held: ConfigFields, name: str) -> list[Any]:
     """Return a list with an entry a layer, or a text with a letter a layer, translated by ``values``."""
-    listed = list(held.values[name]) if isinstance(held.values[name], str) else held.items(name)
+    listed = list(held.values[name]) if isinstance(held.values[name], str) else _items(field, held, name)
     known = {str(key): value for key, value in field.values.items()}
     for entry in listed:
         if isinstance(entry, bool) or not isinstance(entry, (str, int)) or str(entry) not in known:
@@ -252,50 +221,47 @@ def _kinds(field: Field, held: ConfigFields, name: str) -> list[Any]:
 
 def _list(field: Field, held: ConfigFields, name: str) -> list[int]:
     """Return a list of whole numbers from ``least`` on; ``numbers``: of layers, of which that is the first."""
-    listed = held.items(name)
-    for entry in listed:
+    for entry in _items(field, held, name):
         if type(entry) is not int or not field.least <= entry <= field.most:
             of_layers = "numbers of layers" if field.kind == "numbers" else "whole numbers"
             raise errors.config_field_wrong(held.label, name, entry, f"{of_layers}, from {field.least}")
-    return listed
+    return held.values[name]
 
 
 def _each(field: Field, held: ConfigFields, name: str) -> list[Any]:
     """Return a number, true, false or null of each object in a list; ``name``: "list[].holder.name"."""
     listed, path = name.split("[].", 1)
-    return [_inner(entry, path, ConfigFields(held.values, held.label), listed) for entry in held.items(listed)]
+    return [_inner(entry, path, held, listed) for entry in _items(field, held, listed)]
 
 
-def _inner(entry: Any, path: str, config: ConfigFields, listed: str) -> Any:
+def _inner(entry: Any, path: str, held: ConfigFields, listed: str) -> Any:
     for part in path.split("."):
         entry = entry.get(part) if isinstance(entry, Mapping) else entry
     if entry is not None and (not isinstance(entry, (bool, int, float)) or abs(entry) > LARGEST):
-        raise errors.config_field_wrong(config.label, f"{listed}[].{path}", entry, "a number, true, false or null")
+        raise errors.config_field_wrong(held.label, f"{listed}[].{path}", entry, "a number, true, false or null")
     return entry
 
 
-def _block(field: Field, held: ConfigFields, name: str) -> list[int]:
-    """Return the sides of a block of weights."""
-    block = held.items(name)
-    if len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
-        raise errors.config_field_wrong(held.label, name, block, "two whole numbers above 0")
-    return block
+def _is_block(value: Any) -> bool:
+    """Return whether a value has the sides of a block of weights."""
+    return isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value)
 
 
 KINDS: dict[str, Callable[[Field, ConfigFields, str], Any]] = {
     "size": _size,
     "uniform": _uniform,
-    "flag": lambda field, held, name: held.flag(name),
-    "text": lambda field, held, name: held.text(name),
-    "fraction": lambda field, held, name: held.fraction(name, default=1.0),
+    "flag": _flag,
+    "text": _such(lambda value: isinstance(value, str), "a string"),
+    "fraction": _such(lambda value: is_number(value) and 0 < value <= 1, "a number above 0 and at most 1"),
     "choice": _choice,
     "kinds": _kinds,
     "numbers": _list,
     "list": _list,
+    "items": _items,
     "each": _each,
-    "block": _block,
-    "dynamic": lambda field, held, name: held.values[name] == "local" or held.flag(name),
+    "block": _such(_is_block, "two whole numbers above 0"),
+    "dynamic": lambda field, held, name: held.values[name] == "local" or _flag(field, held, name),
     "any": lambda field, held, name: held.values[name],
 }
 """Readers of a field by its kind; ``uniform``: a size, or a list of equal sizes; ``any``: only whether it is there;
-``dynamic``: whether scales are computed at run time (true, or "local", a scale per block)."""
+``dynamic``: whether scales are computed at run time (true, or "local", a scale per block); ``items``: any list."""

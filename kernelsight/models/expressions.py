@@ -66,16 +66,7 @@ class Expression(NamedTuple):
 
 
 def read_expression(text: str) -> Expression:
-    """Return a text as an expression; Malformed: it is none.
-
-    >>> expression = read_expression("moe if layer >= first_k_dense_replace else dense")
-    >>> expression.names, expression.evaluate({"layer": 2, "first_k_dense_replace": 3})
-    (('layer', 'first_k_dense_replace'), 'dense')
-    >>> read_expression("__import__('os')")
-    Traceback (most recent call last):
-        ...
-    kernelsight.models.expressions.Malformed: there is no function '__import__'; functions: has, count, length, ...
-    """
+    """Return a text as an expression; Malformed: it is none."""
     if len(text) > LONGEST:
         raise Malformed(f"it has {len(text)} characters; at most {LONGEST}")
     try:

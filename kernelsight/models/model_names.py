@@ -40,11 +40,6 @@ def find_variant(name: str) -> Variant | None:
     """Return the catalogue model that an identifier or path is a variant of, or None.
 
     InvalidInput: its name ends in a format without kernels here.
-
-    >>> find_variant("RedHatAI/Qwen3-32B-FP8-dynamic")[:2], find_variant("/models/Qwen2.5-72B-Instruct-AWQ")[:2]
-    (('qwen3-32b', 'fp8'), ('qwen2.5-72b', 'int4_wo'))
-    >>> find_variant("unsloth/Qwen3-14B")[:2], find_variant("someone/else") is None
-    (('qwen3-14b', None), True)
     """
     owner, _, repository = name.rstrip("/").rpartition("/")
     owner, lower_case = owner.rpartition("/")[2].lower(), repository.lower()
@@ -81,11 +76,7 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 
 def is_quantised(name: str) -> bool:
-    """Return whether a model's checkpoint is quantised, by its config or, of a variant, its name.
-
-    >>> is_quantised("Qwen/Qwen3-8B"), is_quantised("Qwen/Qwen3-32B-FP8"), is_quantised("me/Qwen3-8B-AWQ")
-    (False, True, True)
-    """
+    """Return whether a model's checkpoint is quantised, by its config or, of a variant, its name."""
     base, row = base_of(name)
     return bool(base and base.quantization) or any(row[column] != row["dtype"] for column in FORMATS)
 

@@ -89,9 +89,6 @@ def matches(pattern: str, module: str) -> bool:
 
     ``re:`` begins a regular expression, matched from the start of the name; ``*`` makes a glob; anything else matches
     whole dotted names, so that ``gate`` (a router) does not match ``gate_proj``; ``Linear`` is a class, every matrix.
-
-    >>> matches("model.layers.*.self_attn", "model.layers.3.self_attn.q_proj"), matches("gate", "mlp.gate_proj")
-    (True, False)
     """
     names = [path + module.removeprefix("model.") for path in DECODER_PATHS]
     if pattern.startswith("re:"):
@@ -103,7 +100,7 @@ def matches(pattern: str, module: str) -> bool:
 
 def _patterns(fields: ConfigFields, *names: str) -> list[str]:
     """Return all patterns in the lists ``names``; InvalidInput: one is no string, or an invalid regular expression."""
-    patterns = [pattern for name in names for pattern in fields.items(name, default=[])]
+    patterns = [pattern for name in names for pattern in fields.read(name, kind="items", default=[])]
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise errors.config_field_wrong(fields.label, names[0], pattern, "a list of module names")
@@ -174,7 +171,7 @@ def _block_of(fields: ConfigFields, quant_config: Mapping[str, Any] | None) -> t
         return (block, "mlx") if block else None
     # earlier exports of ModelOpt have quant_algo, but no quant_method
     fallback = {"default": "modelopt"} if "quant_algo" in block.values else {}
-    method = block.text("quant_method", **fallback)
+    method = block.read("quant_method", kind="text", **fallback)
     if method not in _methods():
         raise errors.config_unsupported(block.label, "quant_method", method, sorted(_methods()))
     return block, method

@@ -16,10 +16,6 @@ def graphs_end(largest: int, batches: str, batch: int, whom: str, factor: float)
 
     ``largest``: tokens of the largest CUDA graph; ``batches``: words on what exceeds it; ``batch``: tokens of a batch;
     ``whom``: what gets faster; ``factor``: by how much.
-
-    >>> graphs_end(128, "160 sequences exceed", 160, "this step", 1.94)
-    'CUDA graphs end at a batch of 128, which 160 sequences exceed: --max-cudagraph-capture-size 256 makes this step \
-1.9 times as fast'
     """
     return (
         f"CUDA graphs end at a batch of {largest:,}, which {batches}: --max-cudagraph-capture-size {graphs_for(batch)} "

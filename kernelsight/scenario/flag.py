@@ -57,11 +57,7 @@ class Flag(NamedTuple):
 
 @cache
 def options_of(table: str) -> dict[str, tuple[Flag, ...]]:
-    """Return the options that a table's contract declares, by their group, in the order of the contract.
-
-    >>> [flag.name for flag in options_of("scenarios")["site"]]
-    ['host_power_w', 'pue', 'carbon_intensity_g_per_kwh']
-    """
+    """Return the options that a table's contract declares, by their group, in the order of the contract."""
     contract = _read(table)
     docs = {column["name"]: column["doc"] for name in contract.get("like", ()) for column in _read(name)["columns"]}
     docs |= {column["name"]: column["doc"] for column in contract["columns"]}

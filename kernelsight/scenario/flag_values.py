@@ -24,11 +24,7 @@ MOST = 1e6
 
 
 def parse_weights(text: str, flag: str = "router_weights") -> dict[str, float]:
-    """Return weights by scorer; InvalidInput: an unknown scorer, a negative or no number, or all weights 0.
-
-    >>> parse_weights("queue=2, prefix=3")
-    {'prefix': 3.0, 'queue': 2.0}
-    """
+    """Return weights by scorer; InvalidInput: an unknown scorer, a negative or no number, or all weights 0."""
     weights: dict[str, float] = {}
     for weight_text in str(text).split(","):
         name, _, value = (word.strip() for word in weight_text.partition("="))

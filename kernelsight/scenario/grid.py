@@ -28,15 +28,7 @@ LARGEST_GRID, MOST_AXES = 2_000_000, 1000
 
 
 def read_grid(session: Session, grid: str) -> list[dict[str, Any]]:
-    """Return the rows of a grid: JSON of axes, a JSON, CSV or Parquet file, or a SQL query over the session's tables.
-
-    >>> from kernelsight.session import connect
-    >>> with connect() as session:
-    ...     read_grid(session, "select 'qwen3-0.6b' as model, gpu from gpus where gpu = 't4'")
-    ...     read_grid(session, '{"model": "qwen3-0.6b", "gpu": ["t4", "l4"]}')
-    [{'model': 'qwen3-0.6b', 'gpu': 't4'}]
-    [{'model': 'qwen3-0.6b', 'gpu': 't4'}, {'model': 'qwen3-0.6b', 'gpu': 'l4'}]
-    """
+    """Return the rows of a grid: JSON of axes, a JSON, CSV or Parquet file, or a SQL query of the session's tables."""
     words = grid.split(None, 1)
     if words and words[0].startswith(("{", "[")):
         rows = _json_rows(parse_json(grid, _refusal("the grid"), ROWS), "the grid")
@@ -110,11 +102,7 @@ def _json_rows(content: Any, name: str) -> list[dict[str, Any]]:
 
 
 def expand(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the product of axes, the last one changing fastest; InvalidInput for an empty axis or one of objects.
-
-    >>> expand({"model": "qwen3-0.6b", "max_concurrency": [1, 2]})
-    [{'model': 'qwen3-0.6b', 'max_concurrency': 1}, {'model': 'qwen3-0.6b', 'max_concurrency': 2}]
-    """
+    """Return the product of axes, the last one changing fastest; InvalidInput for an empty axis or one of objects."""
     if len(axes) > MOST_AXES:
         raise InvalidInput(f"the grid has {len(axes):,} axes, more than {MOST_AXES:,}; give flags of simulate.")
     lists = {name: _values(values) for name, values in axes.items()}

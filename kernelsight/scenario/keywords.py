@@ -40,13 +40,6 @@ def in_python(text: str, names: frozenset[str] = frozenset(), caller_texts: tupl
     """Return a message with command-line options written as keyword arguments.
 
     ``names``: keywords besides the flags of scenarios; ``caller_texts``: texts from the caller, which stay unchanged.
-
-    >>> in_python("--phase decode needs --context-len.", frozenset({"context_len"}))
-    '--phase decode needs context_len.'
-    >>> in_python("--tp 2 and `kernelsight cache --clear`")
-    '--tp 2 and `kernelsight cache --clear`'
-    >>> in_python("no file my --seed 3; give --seed", caller_texts=("my --seed 3",))
-    'no file my --seed 3; give seed'
     """
 
     def keyword(match: re.Match[str]) -> str:
@@ -66,11 +59,7 @@ def _texts(values: Any) -> set[str]:
 
 
 def type_of(flag: Flag) -> str:
-    """Return the Python type of a flag's value, as text.
-
-    >>> type_of(FLAGS["max_num_seqs"]), type_of(FLAGS["engine"]), type_of(FLAGS["enforce_eager"])
-    ('int', 'str', 'bool')
-    """
+    """Return the Python type of a flag's value, as text."""
     return TYPES.get(flag.kind, "str")
 
 

@@ -23,11 +23,6 @@ def parse_tiers(text: str, flag: str = "kv_tier") -> list[dict[str, Any]]:
     """Return rows of ``kv_tiers`` without their deployment, the nearest tier first; InvalidInput: invalid text.
 
     ``capacity_bytes`` None: an unlimited tier, or ``capacity_factor`` times the GPU's KV cache.
-
-    >>> [(row["tier"], row["capacity_bytes"], row["read_bytes_per_s"]) for row in parse_tiers("host:2GiB:read=50")]
-    [('host', 2147483648, 50000000000.0)]
-    >>> parse_tiers("none")
-    []
     """
     spelling = str(text).strip()
     if spelling.lower() in ("none", ""):
@@ -44,11 +39,7 @@ def parse_tiers(text: str, flag: str = "kv_tier") -> list[dict[str, Any]]:
 
 
 def tiers_text(rows: list[Mapping[str, Any]]) -> str | None:
-    """Return tiers in canonical spelling, independent of the order and units in which they were written; None: no tier.
-
-    >>> tiers_text(parse_tiers("disk:1TiB+host:1024MiB:latency=1ms"))
-    'host:1GiB:latency=1000+disk:1TiB'
-    """
+    """Return tiers in canonical spelling, whatever the order and units in which they were written; None: no tier."""
     return "+".join(map(_one_text, rows)) or None
 
 

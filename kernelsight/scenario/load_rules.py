@@ -86,12 +86,7 @@ def check_load(flags: Mapping[str, Any]) -> None:
 
 
 def first_fault(row: Mapping[str, Any]) -> Fault | None:
-    """Return the problem of an incomplete or contradictory workload, and advice; None: it is valid.
-
-    >>> first_fault({"num_prompts": 8, "input_len": 512, "output_len": 64, "request_rate": 2.0})
-    >>> first_fault({"trace": "day.csv", "input_len": 512})[1]
-    'Remove one or the other.'
-    """
+    """Return the problem of an incomplete or contradictory workload, and advice; None: it is valid."""
     faults = _trace_faults if row.get("trace") is not None else _synthetic_faults
     return next(faults(row), None) or next(_router_faults(row), None)
 

@@ -23,11 +23,6 @@ def read_prices(session: Session, source: str | Path | Mapping[str, Any] | None)
 
     ``source``: ``g1=2.2,g2=4``, a mapping, or a CSV or JSON file with the columns gpu and price_per_gpu_hour (or one
     JSON object of names and prices). UnknownName: an unknown GPU; InvalidInput: no price, or two for one GPU.
-
-    >>> from kernelsight.session import connect
-    >>> with connect() as session:
-    ...     read_prices(session, "h100=2.2,l4=0.7")
-    {'h100_sxm': 2.2, 'l4': 0.7}
     """
     if source is None:
         return {}
@@ -60,11 +55,7 @@ def priced(session: Session, rows: Sequence[Mapping[str, Any]], prices: Mapping[
 
 
 def no_price(gpus: Sequence[str]) -> InvalidInput:
-    """Build the error for GPUs without a price while others have one.
-
-    >>> str(no_price(["l4"]))
-    '--prices has no price for l4; add l4=PRICE, or leave --prices out.'
-    """
+    """Build the error for GPUs without a price while others have one."""
     add = ",".join(f"{gpu}=PRICE" for gpu in gpus)
     return InvalidInput(f"--prices has no price for {', '.join(gpus)}; add {add}, or leave --prices out.")
 

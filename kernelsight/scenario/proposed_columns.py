@@ -58,9 +58,6 @@ def columns_flag(names: Iterable[str], taken: Iterable[str] = (), *, latencies: 
     """Return the ``--columns`` option that a table's column names suggest; None if a required column has no candidate.
 
     ``latencies``: of a log, of which one is required too; a trace has none.
-
-    >>> columns_flag(["ts", "in_tok", "out_tok", "latency"])
-    '--columns arrival_s=ts prompt_tokens=in_tok output_tokens=out_tok e2e_ms=latency'
     """
     taken_names = set(taken)
     proposals = proposed_columns(names, taken_names)

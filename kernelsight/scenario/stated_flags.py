@@ -11,11 +11,7 @@ from kernelsight.files.own import own_json
 
 
 def object_text(values: Mapping[str, Any]) -> str:
-    """Return a mapping as JSON text, in its order; numpy values as numbers, paths as text.
-
-    >>> object_text({"model": "qwen3-32b", "max_num_seqs": 64})
-    '{"model": "qwen3-32b", "max_num_seqs": 64}'
-    """
+    """Return a mapping as JSON text, in its order; numpy values as numbers, paths as text."""
     return json.dumps(dict(values), default=lambda value: value.item() if hasattr(value, "item") else str(value))
 
 

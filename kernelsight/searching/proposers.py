@@ -157,11 +157,7 @@ def _table_rows(path: Path, refuse: Refuse) -> list[dict[str, Any]]:
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
-    """Parse configurations from a JSON list or JSON lines; InvalidInput: neither.
-
-    >>> parsed('[{"tile": 2}]'), parsed('{"tile": 2}\\n{"tile": 4}')
-    ([{'tile': 2}], [{'tile': 2}, {'tile': 4}])
-    """
+    """Parse configurations from a JSON list or JSON lines; InvalidInput: neither."""
     try:
         configurations = [value for value, _ in json_values(text)]
     except json.JSONDecodeError as problem:

@@ -21,11 +21,7 @@ POLICIES = next(flag.choices for flag in _FLAGS if flag.name == "policy")
 
 
 def scenario_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of ``search_scenarios`` with their defaults; InvalidInput: a value or column that cannot be used.
-
-    >>> scenario_rows([{"space": "conv", "gpu": "a100", "seed": 3}])[0]["search_id"]
-    'conv/a100/transfer/selective/3'
-    """
+    """Return rows of ``search_scenarios`` with their defaults; InvalidInput: a value or column that cannot be used."""
     rows_out = []
     for row in rows:
         extra = [name for name in row if name not in COLUMNS]

@@ -185,11 +185,7 @@ def _parameters(text: str, origin: str) -> dict[str, Any]:
 
 
 def identity(parameters: dict[str, Any]) -> str:
-    """Return the id of a configuration: its parameters sorted by name.
-
-    >>> identity({"tile": 2, "block": 16.0, "layout": "row"})
-    'block=16,layout=row,tile=2'
-    """
+    """Return the id of a configuration: its parameters sorted by name."""
     return ",".join(f"{name}={_value(parameters[name])}" for name in sorted(parameters))
 
 

@@ -163,10 +163,6 @@ def allowed(
     """Enumerate the configurations that all restrictions allow, as one array per parameter.
 
     Each restriction is applied as soon as its parameters are there.
-
-    >>> one = restriction("x * y <= 4", {"x": 0, "y": 0}, "file")
-    >>> {name: column.tolist() for name, column in allowed({"x": [1, 2], "y": [2, 4]}, [one], "file").items()}
-    {'x': [1, 1, 2], 'y': [2, 4, 2]}
     """
     columns: dict[str, np.ndarray] = {}
     count, applied = 1, set[Restriction]()

@@ -2,7 +2,9 @@
 
 Simulated time is the event loop's time since the start, times ``speed``. A late wake-up does not shift the schedule:
 steps begin where the last one ended, and only arrivals take their time from the clock. A turn simulates MOST_US, then
-others run: on a machine that is too slow for ``speed``, simulated time passes slower.
+others run: on a machine that is too slow for ``speed``, simulated time passes slower, and between two turns the event
+loop looks POLLS times for what else is there. One look may accept one connection: a client behind hundreds of others
+would otherwise wait for as many turns.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from kernelsight.server.live_engines import LAST_US, LiveEngines, Tokens
 
 # of one engine with some requests; of more engines or requests in proportion less
 MOST_US, SOME_REQUESTS = 1e6, 16
+POLLS = 64
 
 
 class Delivery(NamedTuple):
@@ -60,15 +63,21 @@ class EngineDriver:
         self._undelivered: dict[TokenReceiver, _Sent] = {}
         self._waiting: list[tuple[float, int, Delivery, _Sent]] = []
         self._count, self._timer = 0, None
+        # whether the last turn was behind the clock; looks of the event loop before the next one
+        self._late, self._polls = False, 0
 
     def now_us(self) -> float:
         """Return the present moment in simulated time, us, always later than what the engines have reached.
 
-        Where they are further behind the clock than a turn may simulate, the clock is set back.
+        Where they are further behind the clock than a turn may simulate, the clock is set back; between the turns of
+        such a machine it stands.
         """
+        if self._polls:
+            return math.nextafter(self.engines.reached_us, math.inf)
         now_us = self._start_us + (self._now_s() - self._start_s) * 1e6 * self.speed
         work = max(self.engines.engines.size, len(self.engines.active) / SOME_REQUESTS)
         most_us = max(self.engines.reached_us, self.engines.next_us) + MOST_US / work
+        self._late = now_us > most_us
         self._start_us -= max(now_us - most_us, 0.0)
         return max(min(now_us, most_us), math.nextafter(self.engines.reached_us, math.inf))
 
@@ -82,7 +91,8 @@ class EngineDriver:
         if slot >= 0:
             sent = _Sent(slot, int(self.engines.requests["replica"][slot]), output, receiver)
             self._in_slot[slot] = self._undelivered[receiver] = sent
-        self.turn()
+        if not self._polls:
+            self.turn()
         return slot >= 0
 
     def cancel(self, receiver: TokenReceiver) -> int | None:
@@ -93,7 +103,8 @@ class EngineDriver:
         if self._in_slot.get(sent.slot) is sent:
             del self._in_slot[sent.slot]
             self.engines.cancel(sent.slot)
-            self.turn()
+            if not self._polls:
+                self.turn()
         return sent.engine
 
     def _keep(self, tokens: Sequence[Tokens]) -> None:
@@ -113,6 +124,7 @@ class EngineDriver:
 
     def turn(self) -> None:
         """Advance the engines, deliver due tokens, and schedule the next wake-up."""
+        self._polls = 0
         now_us = self.now_us()
         self._keep(self.engines.advance(now_us))
         while self._waiting and self._waiting[0][0] <= now_us:
@@ -131,6 +143,15 @@ class EngineDriver:
             self._timer.cancel()
             self._timer = None
         next_us = min(self.engines.next_us, self._waiting[0][0] if self._waiting else LAST_US)
-        if next_us < LAST_US:
-            delay_s = max(next_us - now_us, 0.0) / 1e6 / self.speed
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.turn)
+        if next_us == LAST_US:
+            return
+        loop = asyncio.get_running_loop()
+        if self._late:
+            self._polls = POLLS
+            self._timer = loop.call_soon(self._poll)
+        else:
+            self._timer = loop.call_later(max(next_us - now_us, 0.0) / 1e6 / self.speed, self.turn)
+
+    def _poll(self) -> None:
+        self._polls -= 1
+        self._timer = asyncio.get_running_loop().call_soon(self._poll if self._polls else self.turn)

@@ -58,11 +58,7 @@ class CompletionRequest(NamedTuple):
 
 
 def body_budget(max_model_len: int) -> Budget:
-    """Return the budget of a request body.
-
-    >>> body_budget(131_072).bytes >> 20
-    5
-    """
+    """Return the budget of a request body."""
     most = min(OTHER_BYTES + MOST_PROMPTS * BYTES_PER_ID * max_model_len, MOST_BYTES)
     return Budget(bytes=most, values=most)
 

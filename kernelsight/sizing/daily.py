@@ -62,10 +62,6 @@ def day_of(course: float | str | Path, mean: float | None) -> Day:
 
     ``mean``: the mean that hours are scaled to, requests/s or users; None: that of the trace. InvalidInput: a factor
     out of range, or a trace that is too short.
-
-    >>> day = day_of("2.5", 10.0)
-    >>> round(day.mean, 6), round(day.peak, 6), day.amounts.index(day.peak)
-    (10.0, 25.0, 14)
     """
     factor = _factor(course)
     if factor is not None:
@@ -157,11 +153,7 @@ def start_of(weights_bytes: float, disk_bytes_per_s: float | None, startup_s: fl
 
 
 def hours_of(day: Day, instance_rate: float) -> list[Hour]:
-    """Return the instances of each hour of a day, always at least one; ``instance_rate``: load that one serves.
-
-    >>> [hour.instances for hour in hours_of(Day((1.0, 5.0, 2.0), "made up"), 2.0)]
-    [1, 3, 1]
-    """
+    """Return the instances of each hour of a day, always at least one; ``instance_rate``: load that one serves."""
     instances_by_hour = [max(math.ceil(amount / instance_rate * (1.0 - 1e-9)), 1) for amount in day.amounts]
     return [
         Hour(hour, amount, instances, max(instances - before, 0))
@@ -172,9 +164,5 @@ def hours_of(day: Day, instance_rate: float) -> list[Hour]:
 
 
 def instance_hours(hours: Sequence[Hour], start_s: float) -> float:
-    """Return the instance-hours of a day, including the time in which instances start, before their hour.
-
-    >>> instance_hours([Hour(0, 1.0, 1, 0), Hour(1, 5.0, 3, 2), Hour(2, 1.0, 1, 0)], 1800.0)
-    6.0
-    """
+    """Return the instance-hours of a day, including the time in which instances start, before their hour."""
     return sum(hour.instances + hour.started * start_s / 3600.0 for hour in hours)

@@ -93,9 +93,6 @@ def spare_of(predicted: float, low: float, high: float, most: float) -> float:
     """Return the standard deviations from a prediction up to the largest allowed value, on logarithms.
 
     Each side of the 90 % interval is taken as normal. Above 0 the prediction is allowed.
-
-    >>> spare_of(100.0, 50.0, 200.0, 100.0), round(NORMAL.cdf(spare_of(100.0, 50.0, 200.0, 200.0)), 2)
-    (0.0, 0.95)
     """
     distance = math.log(most / predicted)
     deviation = abs(math.log(max(high if distance > 0.0 else low, 1e-9) / predicted)) / Z_90

@@ -183,12 +183,7 @@ def _with_length(question: Question, length: str, factor: float) -> Question:
 
 
 def question_of(row: Mapping[str, Any]) -> Question:
-    """Return the question of a row of ``size_questions``; InvalidInput: its flags are not a JSON object.
-
-    >>> slo = [{"statistic": "ttft_p95_ms", "most_ms": 400.0}]
-    >>> question_of({"question_id": "a", "flags": "{}", "gpus": ["l4"], "slo": slo, "rate": 2.0}).demand.rate
-    2.0
-    """
+    """Return the question of a row of ``size_questions``; InvalidInput: its flags are not a JSON object."""
     values = {name: row.get(name) for name in Question._fields}
     values |= {name: flag.default for name, flag in _OPTIONS.items() if name in values and values[name] is None}
     return Question(

@@ -110,9 +110,6 @@ def pause_s(scenario: Mapping[str, Any]) -> float:
     """Return the mean pause before a request in s; the first one of a conversation has none.
 
     By Little's law users who pause are that many more than requests in flight, times the throughput.
-
-    >>> pause_s({"num_turns": 5, "think_time_s": 20.0, "think_time_limit_s": None})
-    16.0
     """
     turns, think_s = scenario["num_turns"] or 1, scenario["think_time_s"] or 0.0
     limit_s = scenario["think_time_limit_s"]

@@ -171,11 +171,6 @@ def status_of(rate: HighestRate, unit: str = "requests/s") -> str:
     """Return ``served``, or why no rate keeps the objectives: the nearest miss, and by how much.
 
     ``unit``: of the rate, requests/s or users.
-
-    >>> from kernelsight.sweeps.capacity import Capacity
-    >>> missed = Capacity(None, 0.0, (objective_of("ttft_p99_ms", 50.0), 81.25))
-    >>> status_of(HighestRate(None, None, None, True, 0, None, None, missed))
-    'no rate keeps the objectives: TTFT p99 of 50 ms is asked for, and requests alone take 81.2 ms'
     """
     if rate.rate is not None:
         return "served"

@@ -77,11 +77,7 @@ def rates_at_ends(
 
 
 def nearest_figure(objective: Objective) -> str:
-    """Return the figure of ``scenario_intervals`` that is nearest to an objective's statistic.
-
-    >>> nearest_figure(Objective("itl", 95.0, 40.0))
-    'tpot_p99_ms'
-    """
+    """Return the figure of ``scenario_intervals`` that is nearest to an objective's statistic."""
     metric = {"queue": "ttft", "itl": "tpot"}.get(objective.metric, objective.metric)
     if objective.percent is None:
         return f"{metric}_mean_ms"

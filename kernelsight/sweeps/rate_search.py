@@ -104,11 +104,7 @@ class HighestRate(NamedTuple):
 
 
 def seeds_for(requests: int, effort: Effort) -> int:
-    """Return the number of seeds for a run of ``requests``: longer runs, with more independent parts, need fewer.
-
-    >>> seeds_for(3_000, FULL), seeds_for(9_000, FULL), seeds_for(80_000, FULL)
-    (8, 5, 4)
-    """
+    """Return the number of seeds for a run of ``requests``: longer runs, with more independent parts, need fewer."""
     return min(effort.seeds, max(math.ceil(MANY_REQUESTS / requests), LEAST_SEEDS))
 
 
@@ -361,11 +357,7 @@ class RateSearch:
 
 
 def _rounded(requests: float) -> int:
-    """Round requests up to one of few numbers, so that loads are drawn once for many rates.
-
-    >>> _rounded(1_200.0), _rounded(1_201.0)
-    (1200, 1320)
-    """
+    """Round requests up to one of few numbers, so that loads are drawn once for many rates."""
     steps = math.ceil(math.log(max(requests, 1.0) / LEAST_REQUESTS / STAYS * COUNTED, GRAIN) - 1e-9)
     return min(round(LEAST_REQUESTS * STAYS / COUNTED * GRAIN ** max(steps, 0)), MOST_REQUESTS)
 

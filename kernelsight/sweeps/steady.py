@@ -69,11 +69,7 @@ class Verdict(NamedTuple):
 
 @cache
 def student(share: float, freedom: int) -> float:
-    """Return a quantile of Student's t distribution (expansion around the normal one, within 1 % from 4 on).
-
-    >>> round(student(0.95, 7), 2), round(student(0.95, 1000), 3)
-    (1.89, 1.646)
-    """
+    """Return a quantile of Student's t distribution (expansion around the normal one, within 1 % from 4 on)."""
     z, n = NormalDist().inv_cdf(share), max(freedom, 1)
     term_1, term_2 = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     term_3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -134,11 +130,7 @@ def _counted_latencies(trial: Trial, metric: str) -> np.ndarray:
 
 
 def noise_of(runs: Sequence[np.ndarray]) -> Noise:
-    """Return the mean over runs (one per seed) and its standard error, from means of batches and of seeds.
-
-    >>> noise_of([np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])]).mean
-    1.5
-    """
+    """Return the mean over runs (one per seed) and its standard error, from means of batches and of seeds."""
     batches = np.array([[batch.mean() for batch in np.array_split(run, min(BATCHES, run.size))] for run in runs])
     seeds = batches.mean(axis=1)
     mean = float(np.mean([run.mean() for run in runs]))

@@ -75,12 +75,6 @@ def sweep(
     """Simulate every row of flags in a fork, and return one row per scenario, sorted by scenario_id.
 
     See ``serve_plan`` for the columns. InvalidInput names the row that cannot be used.
-
-    >>> from kernelsight.session import connect
-    >>> row = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 8, "input_len": 64, "output_len": 8}
-    >>> with connect() as session:
-    ...     sweep(session, [row | {"max_concurrency": n} for n in (1, 2)])["completed"].to_pylist()
-    [8, 8]
     """
     with session.fork() as fork:
         return serve_plan(fork, plan_sweep(fork, rows, goodput), slo=slo, execution=execution)

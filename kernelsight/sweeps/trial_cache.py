@@ -32,14 +32,7 @@ class Judged(NamedTuple):
 
 
 class TrialCache:
-    """Verdicts on the trials of a session's scenarios, by scenario, rate, requests and seeds.
-
-    >>> from kernelsight.scenario.objectives import objective_of
-    >>> slo, cache = [objective_of("ttft_p95_ms", 500.0)], TrialCache(None)
-    >>> cache.put("s", slo, 2.0, 1000, 2, 10.0, Judged(Verdict(0.5, 0.4, 0.3, 0.6, False, 20.0, slo[0]), 90.0, False))
-    >>> cache.get("s", slo, 2.0, 1000, 2, 10.0).stay_ms, cache.get("s", slo, 3.0, 1000, 2, 10.0)
-    (90.0, None)
-    """
+    """Verdicts on the trials of a session's scenarios, by scenario, rate, requests and seeds."""
 
     def __init__(self, key: str | None) -> None:
         self._key = key

@@ -27,13 +27,6 @@ class Work:
     """Counts simulated requests, and ends a search that has spent its allowance or its time.
 
     ``most``: requests; ``seconds``: wall time from now on; None: no limit.
-
-    >>> work = Work(most=3_000)
-    >>> work.take(2_000), work.spent
-    (None, 2000)
-    >>> work.take(2_000)
-    Traceback (most recent call last):
-    kernelsight.sweeps.work_budget.SearchEnded: its allowance of simulated requests is spent
     """
 
     def __init__(self, most: int | None = None, seconds: float | None = None) -> None:

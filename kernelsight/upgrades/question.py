@@ -47,11 +47,7 @@ def question_of(row: Mapping[str, Any]) -> Question:
 
 
 def read_engine(text: str) -> dict[str, str]:
-    """Return the flags of an engine and its version; InvalidInput, UnknownName: it is not ENGINE:VERSION.
-
-    >>> read_engine("sglang:0.5.20")
-    {'engine': 'sglang', 'engine_version': '0.5.20'}
-    """
+    """Return the flags of an engine and its version; InvalidInput, UnknownName: it is not ENGINE:VERSION."""
     engine, colon, version = str(text).strip().partition(":")
     if not colon or not version.strip():
         raise InvalidInput(f"an engine is given as {shown(text)}; give ENGINE:VERSION, such as vllm:0.24.")
@@ -74,11 +70,7 @@ class Limit(NamedTuple):
 
 
 def read_limits(texts: str | list[str] | tuple[str, ...] | None) -> list[Limit]:
-    """Return the limits of --fail-if; InvalidInput, UnknownName: a text that is none.
-
-    >>> read_limits(["tpot_p99:+5%", "output_throughput:-3%"])
-    [Limit(metric='tpot_p99_ms', share=0.05), Limit(metric='output_throughput', share=-0.03)]
-    """
+    """Return the limits of --fail-if; InvalidInput, UnknownName: a text that is none."""
     limits = []
     for text in [texts] if isinstance(texts, str) else texts or ():
         name, _, change = text.partition(":")

@@ -15,10 +15,13 @@ from kernelsight.cli.main import main, parser
 from kernelsight.cli.options import deployment_flags
 from kernelsight.cli.simulate import load_flags
 from kernelsight.forward.forward_step import step_shape
+from kernelsight.present import output
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, resolve_names
 from kernelsight.session import Session
 from tests.asked import give_plan
 
+# a slow machine prints no more than a fast one
+output.LINES_EVERY_S = 3600.0
 TINY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 512,

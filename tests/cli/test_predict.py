@@ -221,46 +221,6 @@ def test_a_config_by_its_path_or_folder(tiny_config, command):
     assert attention["count"] == 4 and attention["shape"]["head_dim"] == 512 // 8
 
 
-@pytest.mark.parametrize(
-    "field",
-    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "architectures"],
-)
-def test_a_config_that_lacks_a_field_names_it(field, tiny_config, refusal):
-    sentence = refusal("predict", "--model", tiny_config(**{field: None}), "--gpu", "l4", "--context-len", 10)
-    assert f"has no field '{field}'. Use the complete config.json" in sentence
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, "many", True])
-def test_a_config_with_a_wrong_size_names_it(size, tiny_config, refusal):
-    sentence = refusal("predict", "--model", tiny_config(hidden_size=size), "--gpu", "l4", "--context-len", 10)
-    assert sentence.endswith(f"field 'hidden_size' is {size!r}, but must be a whole number above 0.")
-
-
-def test_an_architecture_is_never_guessed(tiny_config, refusal):
-    sentence = refusal(
-        "predict", "--model", tiny_config(architectures=["MambaForCausalLM"]), "--gpu", "l4", "--context-len", 10
-    )
-    assert "architecture 'MambaForCausalLM' is not supported. Supported: " in sentence
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe\x00"])
-def test_a_config_that_is_no_json_object(content, tmp_path, refusal):
-    path = tmp_path / "config.json"
-    path.write_bytes(content)
-    assert refusal("predict", "--model", path, "--gpu", "l4", "--context-len", 1).startswith(
-        f"cannot read the model config {path}: "
-    )
-
-
-def test_a_folder_without_a_config(tmp_path, refusal):
-    assert refusal("predict", "--model", tmp_path, "--gpu", "l4", "--context-len", 1).endswith(
-        "the folder has no config.json."
-    )
-    assert refusal("predict", "--model", tmp_path / "x.json", "--gpu", "l4", "--context-len", 1).endswith(
-        "the file does not exist."
-    )
-
-
 def test_a_vendor_without_measurements_is_said(command):
     words = ("predict", "--model", "qwen3-0.6b", "--context-len", "100", "--format", "json", "--gpu")
     said = command(*words, "gaudi3").json["assumed"]

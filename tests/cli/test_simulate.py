@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import gzip
 import io
 import json
 import math
@@ -12,7 +11,6 @@ import re
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +18,7 @@ import pytest
 from kernelsight.present.pages.simulate import simulation_page
 from kernelsight.present.show import lines_of
 from kernelsight.session import connect
-from tests.cli.conftest import flags_of, simulate_all
+from tests.cli.conftest import flags_of
 
 SIMULATE = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4")
 LENGTHS = ("--num-prompts", 6, "--isl", 64, "--osl", 4)
@@ -192,66 +190,12 @@ def test_files_hold_the_request_metrics(command, tmp_path):
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 1 + 6
 
 
-def test_a_trace_gives_the_same_in_every_container(tmp_path):
-    rows = [{"arrival_s": 0.5 * i, "prompt_tokens": 40 + i, "output_tokens": 3} for i in range(5)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "t.jsonl").write_text(lines)
-    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    (tmp_path / "t.csv").write_text(TRACE + "".join(",".join(map(str, row.values())) + "\n" for row in rows))
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    endings = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
-    words = {ending: (*SIMULATE, "--trace", tmp_path / f"t{ending}") for ending in endings}
-    with connect() as session:
-        found = simulate_all(session, words | {"two": (*words[".csv"], "--num-prompts", 2)})
-    assert found.pop("two")["requests"] == 2
-    first, *others = ({**row, "scenario_id": "the same"} for row in found.values())
-    assert first["completed"] == 5 and all(row == first for row in others)
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        ("", "it has no requests."),
-        (
-            "1,10,3\n0,20,4\n",
-            "line 3: arrival_s is '0', but the previous request arrived later. Sort the trace by arrival_s.",
-        ),
-        ("-1,10,3\n", "line 2: arrival_s is '-1', but must be a finite number, at least 0."),
-        ("nan,10,3\n", "line 2: arrival_s is 'nan', but must be a finite number, at least 0."),
-        ("0,ten,3\n", "line 2: prompt_tokens is 'ten', but must be a whole number of tokens, at least 1."),
-        ("0,10,0\n", "line 2: output_tokens is '0', but must be a whole number of tokens, at least 1."),
-        ("0,10\n", "line 2: 2 fields instead of 3."),
-    ],
-)
-def test_traces_that_are_refused_name_the_line(lines, words, refusal, tmp_path):
-    (tmp_path / "t.csv").write_text(TRACE + lines)
-    assert words in refusal(*SIMULATE, "--trace", tmp_path / "t.csv")
-
-
 def test_requests_of_a_trace_that_are_left_out_are_said(command, tmp_path):
     (tmp_path / "t.csv").write_text(TRACE + "0,10,3\n1e12,10,3\n1,20,4\n")
     answer = command(*SIMULATE, "--trace", tmp_path / "t.csv", "--format", "json")
     assert answer.json["completed"] == 2
     words = "1 of 3 requests cannot be used and are left out; line 3: arrival_s is '1e12', but must be within 30 years"
     assert words in answer.err
-
-
-def test_files_that_are_no_trace(refusal, tmp_path):
-    path = tmp_path / "trace"
-    assert (
-        refusal(*SIMULATE, "--trace", path)
-        == f"trace {path}: the file does not exist. Give the path to a readable trace file."
-    )
-    for content, words in (
-        (b"", "the file is empty."),
-        (b"a,b\n1,2\n", "unknown format with 2 fields: none with the name of a known one. Map them: --columns "),
-        (b"prompt_tokens,output_tokens\n1,2\n", "fields of the KernelSight format are missing: arrival_s."),
-        (b"PAR1junk", "the file cannot be read as Parquet"),
-        (b"\x1f\x8bjunk", "it cannot be decompressed"),
-        (b'{"arrival_s": 0\n', "line 1: not a JSON object"),
-    ):
-        path.write_bytes(content)
-        assert words in refusal(*SIMULATE, "--trace", path)
 
 
 def test_a_load_that_no_memory_holds(refusal):

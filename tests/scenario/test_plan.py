@@ -88,11 +88,6 @@ def test_one_call_of_many_equals_each_alone(session: ks.Session) -> None:
         assert all(found.get(ALIASES.get(name, name)) == value for name, value in row.items())
 
 
-def test_a_row_asked_twice_is_refused(session: ks.Session) -> None:
-    with pytest.raises(InvalidInput, match="rows 1 and 3 of the grid are the same scenario; keep one of them"):
-        session.what_if([ROW | {"seed": 2}, ROW, ROW | {"seed": 2}])
-
-
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1024},

@@ -1,10 +1,12 @@
-"""How a server ends: at once, with status 0, without a traceback, and its clients hear of it."""
+"""A server over sockets: who waits behind others; it ends at once, with status 0, and its clients hear of it."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -20,7 +22,8 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from kernelsight.server.app import Server
-from kernelsight.server.start import server_of
+from kernelsight.server.engine_driver import EngineDriver
+from kernelsight.server.start import listening_socket, server_of
 from tests.server.asgi import Reply, ask, on_loop
 from tests.server.test_server import OPTIONS
 
@@ -71,3 +74,40 @@ def test_a_signal_is_a_normal_end(number: signal.Signals) -> None:
     assert rest == ""
     (warning,) = (line for line in said if "no key" in line)
     assert "whoever reaches 0.0.0.0 can use this server: it has no key and no TLS" in warning
+
+
+@pytest.mark.filterwarnings("ignore")  # of uvicorn's own imports
+def test_health_is_answered_behind_many_streams_that_nobody_reads(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is too slow for its speed; uvloop accepts one connection each time that it looks."""
+    import uvicorn
+
+    turns, turn = [], EngineDriver.turn
+    monkeypatch.setattr(EngineDriver, "turn", lambda driver: (turns.append(1), turn(driver)))
+    server.serving = server.serving._replace(speed=1e4)
+    listener = listening_socket("127.0.0.1", 0)
+    body = json.dumps(LONG | {"stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(101)]
+    for client in clients[:-1]:
+        client.sendall(head + body)
+    clients[-1].sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+
+    async def main() -> tuple[bytes, int]:
+        uvicorn_server = uvicorn.Server(uvicorn.Config(server.app, log_level="error"))
+        serving = asyncio.ensure_future(uvicorn_server.serve([listener]))
+        clients[-1].setblocking(False)
+        answer = await asyncio.get_running_loop().sock_recv(clients[-1], 1000)
+        before = len(turns)
+        uvicorn_server.should_exit = True
+        server.stop()
+        for client in clients:
+            client.close()
+        await serving
+        return answer, before
+
+    loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+    with asyncio.Runner(loop_factory=importlib.import_module(loop).new_event_loop) as runner:
+        answer, before = runner.run(main())
+    assert answer.startswith(b"HTTP/1.1 200") and 0 < before < 20

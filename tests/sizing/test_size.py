@@ -187,13 +187,6 @@ def test_engines_that_do_not_exist_for_a_gpu_are_skipped_and_said(session: Sessi
         size(session, rate=3.0, engine="trtllm", **pair | {"gpus": ["mi300x"]})
 
 
-@pytest.mark.parametrize("tokens", [64, 31_080, 10**11])
-@pytest.mark.whole
-def test_no_stated_cache_makes_room_for_weights(session: Session, tokens: int) -> None:
-    with pytest.raises(KernelSightError, match="llama-3.1-70b does not fit on l4 with tensor-parallel size 1"):
-        size(session, rate=3.0, model="llama-3.1-70b", gpus=["l4"], max_gpus=1, kv_cache_tokens=tokens)
-
-
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 from kernelsight import laboratory
 from kernelsight.errors import InvalidInput
 from kernelsight.files.own import own_json
+from kernelsight.models.expressions import Impossible, Malformed, read_expression
 
 # columns of a recipe that are flags
 STATED = (
@@ -44,16 +45,10 @@ DISAGGREGATED = {
 }
 STARTS = ("gpu", "engine_version")
 OF_SYNTHETIC_LOADS = ("max_concurrency", "request_rate", "num_prompts", "input_len", "output_len", "range_ratio")
-TERM = re.compile(r"(?:(\d+)\s*\*\s*)?(isl|osl|concurrency)|(\d+)")
-SIGNED = re.compile(r"([+-])([^+-]*)")
 
 
 def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
-    """Whether a recipe applies to a run: every column that it sets matches.
-
-    >>> matches({"gpu": "b200", "largest_tp": 4}, {"gpu": "b200_sxm", "tp": 2, "dp": 1})
-    True
-    """
+    """Whether a recipe applies to a run: every column that it sets matches."""
     for name, run_column in EQUAL.items():
         if recipe.get(name) is not None and recipe[name] != run.get(run_column):
             return False
@@ -72,19 +67,13 @@ def matches(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 
 def tokens_of(text: str, run: Mapping[str, Any]) -> int:
-    """Return the value of a sum such as ``2*isl + 64`` or ``concurrency - 1``, at least 1; InvalidInput if malformed.
-
-    >>> tokens_of("2*isl + concurrency + 64", {"isl": 1000, "osl": 10, "concurrency": 4})
-    2068
-    """
-    total = 0
-    for sign, term_text in SIGNED.findall(f"+{text}"):
-        term = TERM.fullmatch(term_text.strip())
-        if term is None:
-            raise InvalidInput(f"recipes: {text!r} is not a sum of numbers and multiples of isl, osl and concurrency.")
-        value = int(term[3]) if term[3] else int(term[1] or 1) * run[term[2]]
-        total += -value if sign == "-" else value
-    return max(total, 1)
+    """Return the value of a sum such as ``2*isl + 64`` or ``concurrency - 1``, 1 or more; InvalidInput if malformed."""
+    try:
+        return max(read_expression(text).evaluate(run), 1)
+    except (Malformed, Impossible, LookupError):
+        raise InvalidInput(
+            f"recipes: {text!r} is not a sum of numbers and multiples of isl, osl and concurrency."
+        ) from None
 
 
 def numbered(version: str | None) -> str | None:

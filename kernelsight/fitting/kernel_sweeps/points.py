@@ -50,12 +50,7 @@ Reader = Callable[[Path | Sequence[Path] | None, frozenset[str] | None, frozense
 
 
 def first_reason(rows: pl.DataFrame, *checks: tuple[str, pl.Expr]) -> pl.DataFrame:
-    """Set the reason of each row without one to the first of ``checks`` (reason, true if bad) that fails; null passes.
-
-    >>> rows = pl.DataFrame({"m": [0, 4], "reason": [None, None]}, schema={"m": pl.Int64, "reason": pl.String})
-    >>> first_reason(rows, ("empty_shape", pl.col("m") < 1))["reason"].to_list()
-    ['empty_shape', None]
-    """
+    """Set the reason of rows without one: of the first of ``checks`` (reason, true if bad) that fails; null passes."""
     verdicts = [pl.when(bad.fill_null(False)).then(pl.lit(reason)) for reason, bad in checks]
     return rows.with_columns(pl.coalesce("reason", *verdicts).alias("reason"))
 

@@ -66,11 +66,7 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
 
 
 def nccl_version(number: int) -> str:
-    """Return NCCL's version number as text: until 2.8 one digit per part.
-
-    >>> nccl_version(23007), nccl_version(2708)
-    ('2.30.7', '2.7.8')
-    """
+    """Return NCCL's version number as text: until 2.8 one digit per part."""
     if number < 10000:
         return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

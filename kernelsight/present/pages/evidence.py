@@ -38,15 +38,7 @@ def formats_line(settings: Mapping[str, Any]) -> str:
 
 
 def rests_on(answer: Mapping[str, Any]) -> str:
-    """Return a line on the evidence of an answer: tier, measured share of GPU time, and what was not measured.
-
-    >>> rests_on({"tier": "target-measured", "measured_share": 0.97, "not_measured": None})
-    'kernel latencies: target-measured (97% of GPU time)'
-    >>> rests_on({"tier": "cross-generation", "measured_share": 0.0, "not_measured": "kernels on b300_sxm"})
-    'kernel latencies: cross-generation; not measured: kernels on b300_sxm'
-    >>> rests_on({"tier": "gpu-measured", "measured_share": 0.4, "not_measured": "moe with these kernels or sizes"})
-    'kernel latencies: gpu-measured (measured: 40% of GPU time); not measured: moe with these kernels or sizes'
-    """
+    """Return a line on the evidence of an answer: tier, measured share of GPU time, and what was not measured."""
     share = f"{percent(answer['measured_share'])} of GPU time" if answer["measured_share"] is not None else ""
     words = {"target-measured": f" ({share})", "log-corrected": f" ({share})", "gpu-measured": f" (measured: {share})"}
     share = words.get(answer["tier"], "")

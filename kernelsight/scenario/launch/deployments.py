@@ -196,9 +196,6 @@ def with_launch_line(
 
     The flag ``read_launch_files``: read files that the line names. ``lines_read``: cache of lines by their text and
     this flag.
-
-    >>> with_launch_line({"launch": "vllm serve Qwen/Qwen3-8B -tp 2", "tensor_parallel_size": 1, "gpu": "l4"})
-    {'engine': 'vllm', 'model': 'Qwen/Qwen3-8B', 'tensor_parallel_size': 1, 'gpu': 'l4'}
     """
     explicit_flags = {name: value for name, value in flags.items() if name not in ("launch", "read_launch_files")}
     text, read_files = flags.get("launch"), typed_value("read_launch_files", flags.get("read_launch_files") or False)

@@ -76,11 +76,7 @@ def options(engine: str) -> dict[str, Option]:
 
 
 def find_option(engine: str, name: str) -> Option | None:
-    """Return the option that a word names: a known spelling, or a unique prefix of one (as argparse does).
-
-    >>> find_option("vllm", "--gpu-memory-util").option, find_option("vllm", "--no-such") is None
-    ('--gpu-memory-utilization', True)
-    """
+    """Return the option that a word names: a known spelling, or a unique prefix of one (as argparse does)."""
     by_name, spelling = options(engine), spelled(name)
     stem, dot, field = spelling.partition(".")
     if dot and stem == "-O":  # until vLLM 0.11, the short form of the whole configuration

@@ -161,11 +161,7 @@ def _gpus_of_node(gpu: str) -> int:
 
 
 def product_of(gpu: str) -> str:
-    """Return the name of a GPU as node labels have it, or its catalogue name where a label would be read as another.
-
-    >>> product_of("h200_sxm"), product_of("no_such")
-    ('NVIDIA-H200', 'no_such')
-    """
+    """Return the name of a GPU as node labels have it, or its catalogue name where a label would be read as another."""
     from kernelsight.catalog.gpu_names import find_gpu
 
     names = [row["alias"] for row in facts("gpu_aliases").to_pylist() if row["gpu"] == gpu and "*" not in row["alias"]]

@@ -101,11 +101,6 @@ def without_comments(source: str) -> str:
     """Return a kernel's source without comments, which may give the latency that is to be forecast.
 
     Python (Triton) loses doc strings too.
-
-    >>> without_comments('int a = 1; // target 0.35x')
-    'int a = 1; '
-    >>> without_comments('def f(x):  # fast\\n    "twice as fast"\\n    return x')
-    'def f(x):\\n    return x'
     """
     if _PYTHON.search(source) and "__global__" not in source:
         try:

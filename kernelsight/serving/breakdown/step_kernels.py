@@ -247,9 +247,6 @@ def spread(weights: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.nda
     """Return a matrix with these row and column sums, near ``weights`` in proportion (iterative proportional fitting).
 
     ``rows`` are first scaled to the total of ``columns``; a column with a negative sum is spread in proportion to rows.
-
-    >>> spread(np.ones((2, 2)), np.array([1.0, 3.0]), np.array([2.0, 2.0])).tolist()
-    [[0.5, 0.5], [1.5, 1.5]]
     """
     total = rows.sum()
     by_rows = rows / total if total > 0 else np.full(rows.size, 1.0 / rows.size)

@@ -27,11 +27,7 @@ def captured_sizes(largest: int, spacing: str = "steps") -> np.ndarray:
 
 
 def padded_tokens(largest: int, graph_max_tokens: int, spacing: str = "steps") -> np.ndarray:
-    """Return, for every token count from 0, the captured size that serves it, or itself beyond the largest capture.
-
-    >>> padded_tokens(10, 8).tolist()
-    [0, 1, 2, 4, 4, 8, 8, 8, 8, 9, 10]
-    """
+    """Return, for every token count from 0, the captured size that serves it, or itself beyond the largest capture."""
     sizes = np.append(0, captured_sizes(min(graph_max_tokens, largest), spacing)).astype(np.int64)
     tokens = np.arange(largest + 1)
     if sizes.size == 1:

@@ -25,9 +25,6 @@ def think_times(generator: np.random.Generator, n: int, mean_s: float, cv: float
 
     No cv: ``THINK_TIME_CV``. A cv of 0 makes all equal to the mean: conversations of equal lengths that begin together
     then stay in lock step, as no real users do.
-
-    >>> think_times(np.random.default_rng(0), 2, 20.0, 0.0).tolist()
-    [20.0, 20.0]
     """
     cv = THINK_TIME_CV if cv is None else cv
     shape = min(1.0 / max(cv, 1e-9) ** 2, STEADY)
@@ -41,10 +38,6 @@ def ramp_s_of(scenario: Mapping[str, Any]) -> float:
 
     The pauses of one conversation, (num_turns - 1) x think_time_s: users are then at every turn from the first on, as
     they are later. Without pauses all start at once.
-
-    >>> conversation = {"num_turns": 5, "think_time_s": 20.0, "concurrency_ramp_s": None}
-    >>> ramp_s_of(conversation), ramp_s_of(conversation | {"concurrency_ramp_s": 0.0})
-    (80.0, 0.0)
     """
     if scenario.get("concurrency_ramp_s") is not None:
         return scenario["concurrency_ramp_s"]
@@ -68,9 +61,6 @@ def lognormal_lengths(generator: np.random.Generator, n: int, mean: int, cv: flo
 
     ln(length) is normal with variance s2 = ln(1 + cv^2) and mean ln(mean) - s2 / 2; rounded to whole tokens, at least
     1. Lengths above max_model_len are possible: the engine rejects such requests. No cv: all have the mean.
-
-    >>> lognormal_lengths(np.random.default_rng(0), 3, 512, None).tolist()
-    [512, 512, 512]
     """
     if cv is None:
         return np.full(n, mean, dtype=np.int64)
@@ -80,11 +70,7 @@ def lognormal_lengths(generator: np.random.Generator, n: int, mean: int, cv: flo
 
 
 def empirical_rows(generator: np.random.Generator, n: int, recorded: int) -> np.ndarray:
-    """Return n rows of a recorded load, drawn with replacement: whole rows, so that prompt and output stay a pair.
-
-    >>> empirical_rows(np.random.default_rng(0), 3, 1).tolist()
-    [0, 0, 0]
-    """
+    """Return n rows of a recorded load, drawn with replacement: whole rows, so that prompt and output stay a pair."""
     return generator.integers(0, recorded, size=n)
 
 
@@ -98,9 +84,6 @@ def steady_arrivals(generator: np.random.Generator, n: int, rate: float | None, 
     ``burstiness`` and mean 1 / rate, and the n gaps are then scaled so that their sum is n / rate, whatever the seed.
     Not followed: the clock starts at the first arrival, where the client's starts one gap earlier; the random numbers
     are numpy's PCG64, so a seed does not give the client's own arrivals. No rate: all at once.
-
-    >>> steady_arrivals(np.random.default_rng(0), 3, None, 1.0).tolist()
-    [0.0, 0.0, 0.0]
     """
     if rate is None:
         return np.zeros(n)
@@ -115,9 +98,6 @@ def ramp_rates(strategy: str, start: float, end: float, n: int) -> np.ndarray:
 
     linear: start + (end - start) x progress; exponential: start x (end / start)^progress, with progress by the count of
     requests, not by time (vllm/benchmarks/serve.py, _get_current_request_rate).
-
-    >>> ramp_rates("linear", 1.0, 3.0, 3).tolist(), ramp_rates("exponential", 1.0, 4.0, 3).tolist()
-    ([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
     """
     progress = np.arange(n) / max(n - 1, 1)
     if strategy == "linear":
@@ -129,9 +109,6 @@ def ramped_arrivals(generator: np.random.Generator, rates: np.ndarray, burstines
     """Return arrivals in seconds after the first, one for each rate: gaps of mean 1 / rate and shape ``burstiness``.
 
     Their sum stays as drawn: the client scales it at a constant rate only.
-
-    >>> ramped_arrivals(np.random.default_rng(0), np.array([1.0, 2.0, 4.0]), 1e12).round(3).tolist()
-    [0.0, 0.5, 0.75]
     """
     shape = min(burstiness, STEADY)
     sends = np.cumsum(generator.standard_gamma(shape, rates.size) / shape / rates)

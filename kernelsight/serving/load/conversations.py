@@ -31,9 +31,6 @@ def sessions_of(new_tokens: np.ndarray, output_tokens: np.ndarray, turns: int, p
     """Group requests into sessions of ``turns``; a prompt contains the prefix and the conversation so far.
 
     prompt(i + 1) = prompt(i) + output(i) + new tokens(i + 1); the last session may be shorter.
-
-    >>> sessions_of(np.array([10, 5, 7]), np.array([2, 3, 4]), 2, 100).prompt_tokens.tolist()
-    [110, 117, 107]
     """
     session, turn = np.divmod(np.arange(new_tokens.size), turns)
     total = np.cumsum(new_tokens + output_tokens)
@@ -47,10 +44,6 @@ def in_order_of_arrival(sessions: Sessions, arrival_s: np.ndarray, think_s: np.n
     ``arrival_s``: of each session's first turn, shape [sessions]; ``think_s``: pause before each request, not read for
     first turns. A later turn is placed at its earliest send time, as if serving took no time; its turn before is a
     position in the order, -1 for first turns.
-
-    >>> sessions = sessions_of(np.array([9, 9, 9, 9]), np.array([1, 1, 1, 1]), 2, 0)
-    >>> [part.tolist() for part in in_order_of_arrival(sessions, np.array([0.0, 1.0]), np.full(4, 5.0))]
-    [[0, 2, 1, 3], [0.0, 1.0, 5.0, 6.0], [-1, -1, 0, 1]]
     """
     paused_s = np.cumsum(np.where(sessions.turn > 0, think_s, 0.0))
     begins = np.flatnonzero(sessions.turn == 0)
@@ -62,11 +55,7 @@ def in_order_of_arrival(sessions: Sessions, arrival_s: np.ndarray, think_s: np.n
 
 
 def prefix_numbers(generator: np.random.Generator, n: int, num_prefixes: int) -> np.ndarray:
-    """Return the prefix number of each of n sessions: equal shares, in random order.
-
-    >>> sorted(prefix_numbers(np.random.default_rng(0), 5, 2).tolist())
-    [0, 0, 0, 1, 1]
-    """
+    """Return the prefix number of each of n sessions: equal shares, in random order."""
     return generator.permutation(np.arange(n) % num_prefixes)
 
 
@@ -75,10 +64,6 @@ def shared_blocks(sessions: Sessions, prefix_of_session: np.ndarray, prefix_len:
 
     A prompt has ceil(prompt / block) ids. Prompts with the same id have the same tokens up to the end of that block or
     of the shorter one. The prefix is truncated to whole KV blocks of 16 tokens and is one block, so that ids stay few.
-
-    >>> sessions = sessions_of(np.array([10, 40]), np.array([1, 1]), 1, 40)
-    >>> shared_blocks(sessions, np.array([0, 0]), 40)
-    SharedBlocks(ids=array([0, 1, 0, 2, 3]), counts=array([2, 3]), block_tokens=32)
     """
     shared = prefix_len // KV_BLOCK * KV_BLOCK
     nothing = np.zeros(0, np.int64), np.zeros(sessions.session.size, np.int64), 0

@@ -39,11 +39,7 @@ def first_bad_pause(think_s: np.ndarray) -> int | None:
 
 
 def pause_fault(value: object) -> tuple[str, str]:
-    """Return the problem and the advice for an invalid think time.
-
-    >>> pause_fault(-1.0)[0]
-    'think_s is -1.0, but must be a number of seconds from 0 to 1e+09'
-    """
+    """Return the problem and the advice for an invalid think time."""
     rule = f"must be a number of seconds from 0 to {LONGEST_S:g}"
     return f"think_s is {shown(value)}, but {rule}", "Correct it, or leave it out for no pause."
 

@@ -26,11 +26,7 @@ WORDS = (" the", " and", " you", " for", " are", " not", " but", " all", " can",
 
 
 def estimated_tokens(text: str) -> np.ndarray:
-    """Return estimated token ids of a text, one per four bytes; UnicodeEncodeError: half of a surrogate pair.
-
-    >>> estimated_tokens("one two three").size, (estimated_tokens("one two") == estimated_tokens("one two")).all()
-    (4, np.True_)
-    """
+    """Return estimated token ids of a text, one per four bytes; UnicodeEncodeError: half of a surrogate pair."""
     content = text.encode()
     return np.frombuffer(content + b"\0" * (-len(content) % BYTES_PER_TOKEN), "<u4").astype(np.int64)
 
@@ -61,22 +57,13 @@ def read_tokenizer(path: Path) -> Callable[[str], np.ndarray]:
 
 
 def chat_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the messages of a chat, whose contents are texts, as one text.
-
-    >>> chat_text([{"role": "user", "content": "Hello"}])
-    '<|user|>\\nHello<|end|>\\n<|assistant|>\\n'
-    """
+    """Return the messages of a chat, whose contents are texts, as one text."""
     turns = [TURN.format(role=message.get("role"), text=message["content"]) for message in messages]
     return "".join(turns) + "<|assistant|>\n"
 
 
 def block_keys(tokens: np.ndarray, size: int) -> list[bytes]:
-    """Return a hash key for each full block of ``size`` tokens, over the block and all before it; none if it is 0.
-
-    >>> first, second = block_keys(np.arange(32), 16), block_keys(np.arange(1, 33), 16)
-    >>> len(first), first[0] == block_keys(np.arange(16), 16)[0], first[1] == second[1]
-    (2, True, False)
-    """
+    """Return a hash key for each full block of ``size`` tokens, over the block and all before it; none if it is 0."""
     if size == 0:
         return []
     keys, key, content = [], b"", np.ascontiguousarray(tokens, np.int64).tobytes()

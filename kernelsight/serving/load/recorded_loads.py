@@ -46,13 +46,6 @@ def read_load(
     ``shared_prefix``: see ``conversation_files``; ``columns``: see ``trace_formats.recognise``; ``tokenizer``: path of
     the tokenizer that counts the tokens of texts. Requests that failed or cannot be used are left out, and a log record
     says how many and why. Raises InvalidInput with the file and, if known, the line of the decompressed file (from 1).
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "day.csv"
-    ...     _ = file.write_text("arrival_s,prompt_tokens,output_tokens\\n10.0,128,16\\n10.5,64,8\\n")
-    ...     read_load(file).requests.select(["arrival_s", "prompt_tokens"]).to_pylist()
-    [{'arrival_s': 0.0, 'prompt_tokens': 128}, {'arrival_s': 0.5, 'prompt_tokens': 64}]
     """
     path, unused = Path(path), Faults()
     data = b"" if path.is_dir() else content_of(path)

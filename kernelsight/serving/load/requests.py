@@ -99,11 +99,6 @@ def draw_loads(loads: pa.Table) -> Loads:
     requests of a trace. A trace is read once for all its loads; its rows are shared, and copied only with warm-ups or
     dependencies. max_concurrency and the end of warm-ups have no effect here: the simulation holds requests back.
     InvalidInput: a load that is incomplete or contradicts itself, or a trace that cannot be used.
-
-    >>> loads = pa.table({"load_id": ["chat"], "request_rate": [2.0], "burstiness": [1.0], "num_prompts": [3],
-    ...     "input_len": [512], "output_len": [64], "range_ratio": [1.0], "seed": [0]})
-    >>> draw_loads(loads).load_requests.select(["load_id", "request_id", "prompt_tokens"]).to_pylist()[-1]
-    {'load_id': 'chat', 'request_id': 2, 'prompt_tokens': 512}
     """
     names = [name for name in ("load_id", *LOAD_COLUMNS) if name in loads.column_names]
     rows = [dict.fromkeys(LOAD_COLUMNS) | row for row in loads.select(names).to_pylist()]

@@ -66,11 +66,7 @@ class Time(NamedTuple):
 
 
 def lengths_of(prompts: np.ndarray, outputs: np.ndarray, cached: float) -> Lengths:
-    """Return the average request of a load; ``cached``: share of prompt tokens that the prefix cache holds, 0 to 1.
-
-    >>> lengths_of(np.array([100, 300]), np.array([11, 31]), 0.0).decodes
-    20.0
-    """
+    """Return the average request of a load; ``cached``: share of prompt tokens that the prefix cache holds, 0 to 1."""
     steps = np.maximum(outputs - 1, 0).astype(float)
     prompt, decodes = float(prompts.mean()), float(steps.mean())
     context = float((steps * (prompts + (steps + 1.0) / 2.0)).sum() / max(steps.sum(), 1.0)) or prompt

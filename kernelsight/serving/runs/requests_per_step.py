@@ -128,11 +128,6 @@ def prompt_steps(starting: float, prompt: float, budget: float) -> list[tuple[fl
 
     ``starting``: requests that start in a step on average; ``prompt``: tokens of each; ``budget``: tokens that a step
     has left for prompts. Prompts that exceed it are chunked: what is left over fills further steps.
-
-    >>> [(round(share, 3), tokens) for share, tokens in prompt_steps(0.1, 500.0, 1000.0)]
-    [(0.905, 0.0), (0.09, 500.0), (0.005, 1000.0)]
-    >>> [(round(share, 3), tokens) for share, tokens in prompt_steps(0.1, 2500.0, 1000.0)]
-    [(0.713, 0.0), (0.075, 500.0), (0.212, 1000.0)]
     """
     if prompt <= 0.0:
         return [(1.0, 0.0)]
@@ -158,11 +153,7 @@ def prompt_steps(starting: float, prompt: float, budget: float) -> list[tuple[fl
 
 
 def counts_of(mean: float) -> list[tuple[float, float]]:
-    """Return the Poisson distribution of requests that start in one step, as (probability, number); see ``grouped``.
-
-    >>> [(round(share, 3), count) for share, count in counts_of(0.05)]
-    [(0.951, 0.0), (0.048, 1.0), (0.001, 2.0)]
-    """
+    """Return the Poisson distribution of requests that start in one step, as (probability, number); see ``grouped``."""
     largest = math.ceil(mean + 4.0 * math.sqrt(mean) + 1.0)
     numbers = np.arange(largest + 1)
     shares = _poisson(numbers, mean)
@@ -192,9 +183,6 @@ def cohorts_of(mean: float, first: float, again: float) -> list[tuple[float, flo
 
     After a share ``first`` of the decode steps a cohort starts. It arrived in one step, with probability ``again`` in
     one more, and so on: in each of these a Poisson number of requests, conditioned on at least one.
-
-    >>> [(round(share, 3), round(count, 2)) for share, count in cohorts_of(0.5, 0.4, 0.1)][:3]
-    [(0.318, 1.0), (0.066, 2.0), (0.012, 3.0)]
     """
     # at least one request arrives in each step of a cohort
     first = min(first, mean)
