@@ -196,7 +196,7 @@ def test_an_assumed_acceptance_widens_the_interval(session: Session) -> None:
     [rate] = [row["acceptance_rate"] for row in rates if row["method"] == "ngram"]
     ends = []
     for more in ({}, {"draft_acceptance_rate": rate}):
-        told = session.what_if([load | more]).sql("select * from scenario_intervals where figure = 'tpot_mean_ms'")
+        told = session.what_if([load | more]).sql("select * from scenario_intervals where metric = 'tpot_mean_ms'")
         [row] = told.to_arrow_table().to_pylist()
         ends.append((row["low"], row["high"]))
     (assumed_low, assumed_high), (low, high) = ends
