@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow import session as dataflow
 from kernelsight.dataflow.graph import Node
+from kernelsight.dataflow.progress import Report
 from kernelsight.dataflow.rows import is_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import as_html, visible
@@ -250,7 +251,7 @@ class Session(dataflow.Session):
         disk_rate: float | str | None = None,
         electricity_price: float | None = None,
         what_if: str | Sequence[str] = (),
-        report: Callable[[str], None] | None = None,
+        report: Report | None = None,
         **flags: Any,
     ) -> Sizing:
         """Find the cheapest deployment that serves ``rate`` requests/s (or ``requests_per_day``) within objectives.

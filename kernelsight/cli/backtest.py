@@ -16,6 +16,7 @@ from kernelsight.files.own import own_json
 from kernelsight.number_format import deviation, percent
 from kernelsight.present.output import PAGE_ENDINGS, as_csv, as_json, check_ending, note, write_table, write_text
 from kernelsight.present.page import Figure, Page, Table
+from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML, show
 
 
@@ -156,7 +157,8 @@ def run(arguments: Any) -> None:
         session.progress = None
         session.give("measured_runs", runs.table, trusted=True)
         session.give("backtests", [question])
-        session.compute(*TABLES)
+        with Waiting("simulating") as session.report:
+            session.compute(*TABLES)
         answer = own_json(session.table("backtest_reports")["report"][0].as_py())
         rows = [own_json(text) for text in session.table("replayed_runs")["run"].to_pylist()]
         if target and target.suffix == ".duckdb":

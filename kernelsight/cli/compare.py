@@ -14,7 +14,6 @@ from kernelsight.cli.options import columns, deployment_flags, launch_line, open
 from kernelsight.errors import InvalidInput
 from kernelsight.present.output import (
     PAGE_ENDINGS,
-    Waiting,
     check_ending,
     csv_of,
     note,
@@ -22,6 +21,7 @@ from kernelsight.present.output import (
     print_page,
     write_table,
 )
+from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML, show
 
 # by key of the answer of another kind of comparison: its table

@@ -1,20 +1,21 @@
-"""`kernelsight completion`: prints a shell script that completes verbs, flags and their choices."""
+"""`kernelsight completion`: prints a shell script that completes verbs, flags and their choices, and completes them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.errors import extra_missing
-
-SHELLS = ("bash", "zsh", "tcsh")
-
 
 def run(arguments: Any) -> None:
     """Print the completion script of a shell."""
-    from kernelsight.cli.main import parser
+    import argcomplete
 
-    try:
-        import shtab
-    except ModuleNotFoundError:
-        raise extra_missing("completion", "shtab", "completion") from None
-    print(shtab.complete(parser(), shell=arguments.shell))
+    print(argcomplete.shellcode(["kernelsight"], shell=arguments.shell))
+
+
+def complete() -> None:
+    """Answer a shell that runs this command to complete its line, and end."""
+    import argcomplete
+
+    from kernelsight.cli.command_line import parser
+
+    argcomplete.autocomplete(parser())

@@ -61,6 +61,8 @@ def main(words: list[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     """Run the command of ``words``, and return its exit status."""
     arguments = argparse.Namespace()
+    if "_ARGCOMPLETE" in os.environ:
+        importlib.import_module("kernelsight.cli.completion").complete()
     _open_streams()
     try:
         words = _with_help(words)

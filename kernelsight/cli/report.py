@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from kernelsight.cli.options import open_saved
 from kernelsight.errors import InvalidInput
-from kernelsight.present.output import Waiting, check_ending, note
+from kernelsight.present.output import check_ending, note
+from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from kernelsight.cli.options import (
     open_session,
 )
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.present.output import PAGE_ENDINGS, Waiting, check_ending, csv_of, note, write_table
+from kernelsight.present.output import PAGE_ENDINGS, check_ending, csv_of, note, write_table
+from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.load_rules import RATES, distribution, first_fault, may_hold_conversations, with_finite_rate

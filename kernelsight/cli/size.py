@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ from kernelsight.cli.options import (
 )
 from kernelsight.errors import InvalidInput
 from kernelsight.files.numbers import read_number
-from kernelsight.present.output import PAGE_ENDINGS, as_csv, check_ending, note, status, write_table
+from kernelsight.present.output import PAGE_ENDINGS, as_csv, check_ending, note, write_table
+from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import LOAD_FLAGS
 from kernelsight.scenario.objectives import parse_slo
@@ -47,17 +47,16 @@ def run(arguments: Any) -> None:
     with open_session(arguments) as session:
         session.progress = None
         question = asked(arguments, "size_questions")
-        question |= {"gpus": [*names, *_own_gpus(session, files)], "slo": slo, "report": _show}
+        question |= {"gpus": [*names, *_own_gpus(session, files)], "slo": slo}
         question |= {"search": _search(arguments.search or []), "correction": arguments.correction}
-        sizing = session.size(**question, **given_flags)
+        with Waiting("sizing") as waiting:
+            sizing = session.size(**question, report=waiting, **given_flags)
         if target and target.suffix == ".duckdb":
             sizing.save(target)
         elif target and target.suffix != HTML:
             write_table(sizing.table(), target)
         elif folder:
             write_sized(session, folder, given_flags, sizing.chosen)
-    if sys.stderr.isatty():
-        status()
     columns = list(dict.fromkeys(name for row in sizing.rows for name in row))
     show(sizing.page, arguments.format, target, lambda: as_csv(sizing.rows, columns))
 
@@ -103,11 +102,3 @@ def _search(words: list[str]) -> dict[str, list[Any]]:
         constants = {"none": None, "true": True, "false": False}
         searched[name] = [constants[value] if value in constants else read_number(value) for value in value_words]
     return searched
-
-
-def _show(text: str) -> None:
-    """Show progress: in one line of a terminal that is overwritten, elsewhere line by line."""
-    if sys.stderr.isatty():
-        status(f"  {text}")
-    else:
-        note(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,9 @@ from kernelsight.cli.options import (
     open_session,
 )
 from kernelsight.errors import InvalidInput
-from kernelsight.number_format import rounded
-from kernelsight.present.output import PAGE_ENDINGS, check_ending, csv_of, note, status, write_table
+from kernelsight.present.output import PAGE_ENDINGS, check_ending, csv_of, note, write_table
 from kernelsight.present.pages.sweep import sweep_page
+from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import OF_LAUNCH
 from kernelsight.scenario.grid import read_grid
@@ -24,7 +23,7 @@ from kernelsight.scenario.prices import priced, read_prices
 from kernelsight.scenario.scenario_rows import gpu_assumptions
 from kernelsight.sweeps.partitions import Store, import_ray
 from kernelsight.sweeps.runs import SWEEP, WhatIf
-from kernelsight.sweeps.sweep import Execution, Progress, plan_sweep
+from kernelsight.sweeps.sweep import Execution, plan_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,9 +54,10 @@ def run(arguments: Any) -> None:
             _refuse_another_sweep(session, rows, goodput, target)
             note(f"{target} is finished: nothing is left to resume")
             return
-        execution = _execution(arguments, target)
-        options = {"goodput": goodput, "slo": slo, "execution": execution, "correction": arguments.correction}
-        sweep = WhatIf.of(session, rows, **options)
+        with Waiting("simulating") as waiting:
+            execution = _execution(arguments, target, waiting)
+            options = {"goodput": goodput, "slo": slo, "execution": execution, "correction": arguments.correction}
+            sweep = WhatIf.of(session, rows, **options)
         if target and target.suffix == ".duckdb":
             sweep.save(target)
         elif target and target.suffix != HTML:
@@ -98,11 +98,10 @@ def _find_rates(
     """Search the highest request rate of each row; print and write them."""
     from kernelsight.sweeps.rate_questions import TABLES, ask_rates, rates_of_grid
 
-    report = _show_rows if sys.stderr.isatty() else None
-    session_of_rates = ask_rates(session, rows, slo, goodput=goodput, correction=arguments.correction, report=report)
-    table = rates_of_grid(session_of_rates)
-    if report:
-        status(end="\n")
+    with Waiting("searching rates") as waiting:
+        options = {"goodput": goodput, "correction": arguments.correction, "report": waiting}
+        session_of_rates = ask_rates(session, rows, slo, **options)
+        table = rates_of_grid(session_of_rates)
     if target and target.suffix == ".duckdb":
         session_of_rates.give(SWEEP, table)
         session_of_rates.save(target, [SWEEP, *sorted(session_of_rates.given()), *TABLES])
@@ -111,7 +110,7 @@ def _find_rates(
     show(lambda: sweep_page(table, {}, slo, arguments.at_rate), arguments.format, target, lambda: csv_of(table))
 
 
-def _execution(arguments: Any, target: Path | None) -> Execution:
+def _execution(arguments: Any, target: Path | None, report: Waiting) -> Execution:
     """Return how the sweep is run; finished partitions are kept beside the output file."""
     from kernelsight.session import connect
 
@@ -122,7 +121,7 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
         executor=arguments.executor,
         partition_requests=arguments.partition_requests,
         connect=connect,
-        report=_show_progress if sys.stderr.isatty() else None,
+        report=report,
         intervals=arguments.intervals,
     )
 
@@ -130,19 +129,6 @@ def _execution(arguments: Any, target: Path | None) -> Execution:
 def _partitions_folder(target: Path) -> Path:
     """Return the folder of finished partitions, beside the output file."""
     return target.with_name(f"{target.name}.parts")
-
-
-def _show_progress(progress: Progress) -> None:
-    """Show on the terminal how many scenarios are done, and the time left."""
-    done, total, spent = progress
-    ahead = rounded(spent / done * (total - done))
-    text = f"{done:,} of {total:,} scenarios, {rounded(done / spent)} a second, {ahead} s left"
-    status(f"  {text}", end="\n" if done == total else "")
-
-
-def _show_rows(text: str) -> None:
-    """Show on the terminal for how many rows the rate is found."""
-    status(f"  {text}")
 
 
 def _check_words(arguments: Any, target: Path | None) -> None:

@@ -6,7 +6,8 @@ import argparse
 
 from kernelsight.cli.options import open_saved
 from kernelsight.errors import InvalidInput
-from kernelsight.present.output import Waiting, as_json, check_ending, note
+from kernelsight.present.output import as_json, check_ending, note
+from kernelsight.present.progress import Waiting
 
 ENDINGS = (".json",)
 

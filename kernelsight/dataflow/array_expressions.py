@@ -10,12 +10,7 @@ import pyarrow.compute as pc
 
 
 def numeric(table: pa.Table, names: list[str]) -> dict[str, np.ndarray]:
-    """Return the named columns as float64 arrays; ValueError for nulls, which an expression cannot represent.
-
-    >>> import pyarrow as pa
-    >>> numeric(pa.table({"m": [1, 2]}), ["m"])
-    {'m': array([1., 2.])}
-    """
+    """Return the named columns as float64 arrays; ValueError for nulls, which an expression cannot represent."""
     columns = {}
     for name in names:
         column = table[name]
@@ -26,22 +21,14 @@ def numeric(table: pa.Table, names: list[str]) -> dict[str, np.ndarray]:
 
 
 def in_one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a chunked column as one contiguous array; a single chunk is not copied.
-
-    >>> in_one_piece(pa.chunked_array([[1], [2]])).to_pylist()
-    [1, 2]
-    """
+    """Return a chunked column as one contiguous array; a single chunk is not copied."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def bucket(rows: int) -> int:
-    """Return the padded length: the next of 1, 1.25, 1.5, 1.75 times a power of two, so that few shapes are compiled.
-
-    >>> bucket(1000), bucket(1100)
-    (1024, 1280)
-    """
+    """Return the padded length, 1, 1.25, 1.5 or 1.75 times a power of two, so that few shapes are compiled."""
     power = 2 ** max(math.ceil(math.log2(max(rows, 16))) - 1, 4)
     return next(power * quarter // 4 for quarter in range(4, 9) if power * quarter // 4 >= rows)
 

@@ -177,9 +177,6 @@ def check_values(table: pa.Table, contract: Contract, origin: str) -> None:
 
     Types, finite numbers, and the checks over columns of the table are verified; the check of a column with nulls that
     the contract does not allow is skipped.
-
-    >>> contract = Contract("t", "given", "one x", "Some.", (Column("x", "int64", "an x", above=0),))
-    >>> check_values(pa.table({"x": [1, 2], "note": ["a", "b"]}), contract, "x.csv")
     """
     filled = {name for name in table.column_names if table[name].null_count < table.num_rows}
     columns = []

@@ -33,11 +33,7 @@ MACROS = "macros"
 
 
 def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
-    """Open an in-memory database and run ``macros``, CREATE MACRO statements whose macros every cursor then has.
-
-    >>> open_database("create macro twice(x) as 2 * x;").cursor().sql("select twice(21)").fetchall()
-    [(42,)]
-    """
+    """Open an in-memory database and run ``macros``, CREATE MACRO statements whose macros every cursor then has."""
     import duckdb
 
     database = duckdb.connect(":memory:", config=SETTINGS)
@@ -67,9 +63,6 @@ def rows_of(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
     """Run a query and return its rows; it is bound once, where a DuckDB relation binds it twice: made, and run.
 
     Binding is a fifth of the time of a query over few tables; the copy of the rows that DuckDB warns of takes far less.
-
-    >>> rows_of(open_database(), "select 42 as answer").to_pylist()
-    [{'answer': 42}]
     """
     warnings.filterwarnings("ignore", "Arrow output on a DB-API result makes an extra copy")
     return interruptible(connection, lambda: connection.execute(query).to_arrow_table())
@@ -101,12 +94,7 @@ if hasattr(os, "register_at_fork"):  # a fork has no threads but its own; Window
 
 
 def read_macros(sql_folder: Path) -> str:
-    """Return the CREATE MACRO statements of a folder's ``macros/*.sql``, which its queries may call.
-
-    >>> from kernelsight.dataflow.locations import folder
-    >>> "create macro gemm_flops(" in read_macros(folder("sql"))
-    True
-    """
+    """Return the CREATE MACRO statements of a folder's ``macros/*.sql``, which its queries may call."""
     return "\n".join(own_text(path) for path in sorted((sql_folder / MACROS).glob("*.sql")))
 
 
@@ -114,9 +102,6 @@ class Database:
     """An in-memory database, opened by the first query of the session and the forks that share it.
 
     ``macros``: returns the statements for ``open_database``; ``files``: as ``lock_database`` takes it.
-
-    >>> Database(lambda: "create macro twice(x) as 2 * x;", files=True).cursor().sql("select twice(21)").fetchall()
-    [(42,)]
     """
 
     def __init__(self, macros: Callable[[], str], *, files: bool) -> None:
@@ -171,40 +156,22 @@ def cursor_for_values() -> duckdb.DuckDBPyConnection:
 
 
 def quote(name: str) -> str:
-    """Return a name as a quoted SQL identifier.
-
-    >>> quote("table")
-    '"table"'
-    """
+    """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """Return a text as an SQL string literal.
-
-    >>> literal("it's")
-    "'it''s'"
-    """
+    """Return a text as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def first_line(error: duckdb.Error) -> str:
-    """Return the first line of DuckDB's message, without the final period.
-
-    >>> import duckdb
-    >>> first_line(duckdb.ParserException("Parser Error: syntax error\\n\\nLINE 1: selct"))
-    'Parser Error: syntax error'
-    """
+    """Return the first line of DuckDB's message, without the final period."""
     return str(error).strip().splitlines()[0].rstrip(".!")
 
 
 def complaint(error: duckdb.Error) -> str:
-    """Return DuckDB's error message and the names that it suggests, on one line.
-
-    >>> import duckdb
-    >>> complaint(duckdb.BinderException('Binder Error: no column "pric"\\n\\nCandidate bindings: "price"'))
-    'Binder Error: no column "pric", Candidate bindings: "price"'
-    """
+    """Return DuckDB's error message and the names that it suggests, on one line."""
     suggested = [line.strip() for line in str(error).splitlines()[1:] if line.startswith(("Candidate", "Did you mean"))]
     return ", ".join([first_line(error), *suggested]).rstrip(".!")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +162,13 @@ class Session(NodeRuns):
         ...     session.sql("select count(*) from catalogue_tables where kind = 'given'").fetchall()[0][0] > 0
         True
         """
+        return self.sql_with(query, {})
+
+    def sql_with(self, query: str, wider: Mapping[str, pa.Table]) -> duckdb.DuckDBPyRelation:
+        """Return a relation as ``sql``; ``wider``: tables of the session with columns of other ones joined to them.
+
+        A query that reads those others too reads the session's own tables: a column would be there twice.
+        """
         import duckdb
 
         from kernelsight.dataflow.user_queries import check_query, is_show_tables, query_fault, tables_in_query
@@ -176,6 +183,12 @@ class Session(NodeRuns):
         self._compute(ours)
         for name in ours:
             self._register(name)
+        others = {column for name in ours if name not in wider for column in self._fetch(name).column_names}
+        for name in wider.keys() & set(ours):
+            if others & set(wider[name].column_names) - set(self._fetch(name).column_names):
+                continue
+            self._connection.register(name, wider[name])
+            self._registered[name] = None
         for name in names:
             if name not in known and name in frames:
                 self._connection.register(name, as_arrow(frames[name], name))
@@ -188,7 +201,7 @@ class Session(NodeRuns):
                 raise unknown("table", missing[0], known, "`kernelsight tables` lists them.") from None
             raise InvalidInput(f"the query cannot be run: {complaint(error)}.") from None
         except duckdb.Error as error:
-            read = {name: self._fetch(name).column_names for name in ours}
+            read = {name: wider.get(name, self._fetch(name)).column_names for name in ours}
             raise InvalidInput(query_fault(error, read, self.graph.contracts, self.available())) from None
 
     def _shown_tables(self) -> pa.Table:

@@ -8,20 +8,12 @@ import pyarrow.compute as pc
 
 
 def sorted_by(table: pa.Table, *names: str) -> pa.Table:
-    """Sort a table by columns, ascending; unlike ``Table.sort_by`` it imports no query engine.
-
-    >>> sorted_by(pa.table({"name": ["b", "a"]}), "name")["name"].to_pylist()
-    ['a', 'b']
-    """
+    """Sort a table by columns, ascending; unlike ``Table.sort_by`` it imports no query engine."""
     return table.take(pc.sort_indices(table, [(name, "ascending") for name in names]))
 
 
 def rows_by_key(table: pa.Table, key: str, values: pa.ChunkedArray | pa.Array) -> pa.Table:
-    """Look up, for each of ``values``, the table's row with that value in column ``key``; nulls where there is none.
-
-    >>> rows_by_key(pa.table({"name": ["a", "b"], "n": [1, 2]}), "name", pa.array(["b", "c"]))["n"].to_pylist()
-    [2, None]
-    """
+    """Look up, for each of ``values``, the table's row with that value in column ``key``; nulls where there is none."""
     return table.take(pc.index_in(values, table[key].combine_chunks()))
 
 
@@ -60,22 +52,14 @@ class WholeSums:
 
 
 def whole_sums(values: np.ndarray, group: np.ndarray, size: int) -> np.ndarray:
-    """Sum whole numbers by group, rounded once: float64 of shape (size,); ``group``: each value's index.
-
-    >>> whole_sums(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 1]), 2).tolist()
-    [2.0, 5.0]
-    """
+    """Sum whole numbers by group, rounded once: float64 of shape (size,); ``group``: each value's index."""
     sums = WholeSums(size)
     sums.add(values, group)
     return sums.total()
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """Round floats to whole numbers, halves away from zero.
-
-    >>> rounded(np.array([0.5, 1.4999, -2.5, 0.49999999999999994])).tolist()
-    [1.0, 1.0, -3.0, 0.0]
-    """
+    """Round floats to whole numbers, halves away from zero."""
     size = np.abs(values)
     whole = np.floor(size)
     return np.copysign(whole + (size - whole >= 0.5), values)

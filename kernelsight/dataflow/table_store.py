@@ -18,6 +18,7 @@ from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.databases import Database, stop_if_interrupted
 from kernelsight.dataflow.graph import Graph
+from kernelsight.dataflow.progress import Report
 from kernelsight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class TableStore:
         self.graph: Graph = graph
         self.progress: Callable[[str, float], None] | None = None
         # prints progress messages of nodes that search
-        self.report: Callable[[str], None] | None = None
+        self.report: Report | None = None
         self.path: Path | None = Path(path) if path is not None else None
         self._facts = dict(facts or {})
         self._cache_policy = cache_policy if path is None else None

@@ -191,11 +191,7 @@ def can_become(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def leaf_arrays(column: pa.ChunkedArray | pa.Array, inside_list: bool = False) -> list[tuple[pa.Array, bool]]:
-    """Return the leaf arrays of a nested column, each with whether it holds the elements of a list.
-
-    >>> [leaf.to_pylist() for leaf, _ in leaf_arrays(pa.array([[1, 2], [3]]))]
-    [[1, 2, 3]]
-    """
+    """Return the leaf arrays of a nested column, each with whether it holds the elements of a list."""
     if isinstance(column, pa.ChunkedArray):
         return [leaf for chunk in column.chunks for leaf in leaf_arrays(chunk, inside_list)]
     if pa.types.is_list(column.type):

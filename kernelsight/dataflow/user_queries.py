@@ -70,11 +70,7 @@ def _parsed(text: str) -> Query | None:
 
 
 def _without_explain(text: str) -> str:
-    """Return a query without EXPLAIN, ANALYZE and their options in brackets.
-
-    >>> _without_explain("explain (format json) select 1"), _without_explain("explain analyze (select 1)")
-    ('select 1', '(select 1)')
-    """
+    """Return a query without EXPLAIN, ANALYZE and their options in brackets."""
     raw = text.encode()  # the tokenizer counts bytes
     starts = [start for start, _ in _tokens(text)]
     words = list(_words(text))
@@ -180,9 +176,5 @@ def _tables_to_join(
 
 
 def is_show_tables(query: str) -> bool:
-    """Return whether a query is SHOW TABLES, to which DuckDB itself would list only the tables read so far.
-
-    >>> is_show_tables("show tables;"), is_show_tables("show all tables")
-    (True, False)
-    """
+    """Return whether a query is SHOW TABLES, to which DuckDB itself would list only the tables read so far."""
     return _SHOW_TABLES.fullmatch(query) is not None

@@ -157,11 +157,6 @@ def failing_rows(
     """Return which rows of a table fail a check over its columns, bool [rows], and ``check_faults`` of these checks.
 
     Checks that read other columns are skipped.
-
-    >>> columns = [Column("x", "int64", "an x", above=0), Column("y", "int64", "a y", compare=(("above", "x"),))]
-    >>> failing, sentences = failing_rows(pa.table({"x": [1, 0]}), columns)
-    >>> failing.tolist(), sentences
-    ([False, True], ["column x: 1 row fails 'x > 0' (row 2: 0)"])
     """
     names = set(table.column_names)
     checked = [column for column in columns if column.check and column.checked_with <= names]

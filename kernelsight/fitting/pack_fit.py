@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernelsight.dataflow.progress import Done, Report
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.half_widths import fit_intervals
 from kernelsight.fitting.held_out import folds_of, held_out_errors
@@ -44,12 +45,12 @@ def fit_pack(
     *,
     families: Iterable[str] | None = None,
     base: pa.Table | None = None,
-    log: Callable[[str], None] = lambda line: None,
+    log: Report = lambda news: None,
 ) -> pa.Table:
     """Fit every measured family on ``train_gpus``, each vendor separately; return ``eta_coefficients`` rows.
 
     ``base``: the pack whose NVIDIA constants other vendors start from where these sweeps hold no NVIDIA GPU; None: the
-    embedded one. ``log``: prints progress.
+    embedded one. ``log``: is called with progress.
 
     Each family is also fitted without each generation of the GPUs, for honest cross-generation predictions of GPUs that
     were measured. Deterministic: equal sweeps give equal rows.
@@ -57,7 +58,9 @@ def fit_pack(
     rows: list[dict] = []
     vendor_of = vendors_of(gpus)
     has_rows = measured_families(sweeps, train_gpus)
-    for family in (name for name in (MEASURED if families is None else families) if name in has_rows):
+    fitting = [name for name in (MEASURED if families is None else families) if name in has_rows]
+    for number, family in enumerate(fitting):
+        log(Done(number, len(fitting), "kernel families"))
         for vendor in sorted({vendor_of[gpu] for gpu in train_gpus}, key=lambda name: name or ""):
             gpus_of_vendor = [gpu for gpu in train_gpus if vendor_of[gpu] == vendor]
             table = to_learn(family, training_rows(sweeps, family, gpus_of_vendor))
@@ -104,7 +107,7 @@ def family_rows(
     implementations: pa.Table,
     gpus: pa.Table,
     fabrics: pa.Table,
-    log: Callable[[str], None],
+    log: Report,
 ) -> list[dict]:
     """Fit a family's constants (to all GPUs, and without each generation), corrections and intervals.
 

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +17,7 @@ from kernelsight.caches.durable import draft_of, durable_file
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import json_for_terminals, visible
-from kernelsight.number_format import number, rounded
+from kernelsight.number_format import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +33,6 @@ QUIET, NORMAL, VERBOSE = range(3)
 _verbosity = NORMAL
 # notes that are printed after the answer
 _notes: list[str] = []
-# seconds between lines of progress if stderr is not a terminal
-LINES_EVERY_S = 10.0
 
 
 def set_verbosity(level: int) -> None:
@@ -64,14 +61,14 @@ def print_notes() -> None:
         note(text)
 
 
+def is_quiet() -> bool:
+    """Whether the verbosity is QUIET."""
+    return _verbosity == QUIET
+
+
 def is_verbose() -> bool:
     """Whether the verbosity is VERBOSE."""
     return _verbosity == VERBOSE
-
-
-def status(text: str = "", end: str = "") -> None:
-    """Overwrite the current line of a terminal on stderr."""
-    print(f"\r\033[K{visible(text)}", end=end, file=sys.stderr, flush=True)
 
 
 def print_page(lines: Iterable[str]) -> None:
@@ -101,36 +98,6 @@ def progress(names: str, seconds: float) -> None:
     """Note the computation time of tables: always if VERBOSE, on a terminal if it was more than half a second."""
     if _verbosity == VERBOSE or (seconds > 0.5 and sys.stderr.isatty()):
         note(f"  {names}: {number(seconds, 3)} s")
-
-
-class Waiting:
-    """Progress of a long computation: seconds in one line of a terminal, else a line every LINES_EVERY_S."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._on_terminal = sys.stderr.isatty()
-
-    def __enter__(self) -> Waiting:
-        import threading
-
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._count, daemon=True)
-        if _verbosity > QUIET:
-            self._thread.start()
-        return self
-
-    def _count(self) -> None:
-        started = time.monotonic()
-        begin, end, every_s = ("\r", "", 0.5) if self._on_terminal else ("", "\n", LINES_EVERY_S)
-        while not self._done.wait(every_s):
-            print(f"{begin}{self.text} {rounded(time.monotonic() - started)} s", end=end, file=sys.stderr, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        if self._thread.is_alive():
-            self._thread.join()
-            if self._on_terminal:
-                status()
 
 
 def clean(value: Any) -> Any:

@@ -20,7 +20,7 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from kernelsight.dataflow.signals import ENDING
-from kernelsight.errors import InvalidInput, KernelSightError, shown
+from kernelsight.errors import InvalidInput, KernelSightError, shown, unknown
 from kernelsight.scenario.flag import Flag
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.server.tool_functions import TOOLS
@@ -30,7 +30,8 @@ from kernelsight.version import VERSION
 INSTRUCTIONS = """Predicts LLM serving on GPUs: kernel latencies, forward steps, TTFT, TPOT, throughput, capacity.
 Start with `size` (which GPUs, how many), `simulate` (latencies of one deployment under a load) or `predict` (one step,
 kernel by kernel). Answers state a 90 % interval and what they assume: repeat both. Names of GPUs and models: tables
-gpus and models, through `sql`. What an option means is said at `simulate`; options mean the same in every tool."""
+gpus and models, through `sql`. Schemas show everyday options, which `simulate` describes; `options` lists further ones,
+which these tools take as well."""
 TYPES = {"whole": int, "number": float, "switch": bool, "yes": bool}
 # the tool whose schema describes the options; in others they have names and types alone
 DESCRIBING = "simulate"
@@ -94,15 +95,30 @@ def _check_paths(name: str, value: Any, root: Path) -> None:
             raise InvalidInput(f"{name} {shown(value)} lies outside of {root}, below which files are read.")
 
 
+class _Server(MCPServer):
+    """A server whose tools refuse arguments that they do not know, which the library would leave out."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], *context: Any) -> Any:
+        """Return the result of a tool; ToolError: it does not know an argument, or refuses."""
+        tool = self._tool_manager.get_tool(name)
+        known = tool.fn_metadata.arg_model.model_fields if tool else arguments
+        if wrong := next((argument for argument in arguments if argument not in known), None):
+            raise ToolError(str(unknown("argument", wrong, known, f"tool {name} does not take it.")))
+        return await super().call_tool(name, arguments, *context)
+
+
 def compact(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's input schema without what clients do not need: titles, null types, defaults of null.
+    """Return a tool's input schema without what clients do not need: titles, null types, defaults of null, and options
+    that are not everyday ones.
 
     >>> field = {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None, "title": "N", "description": "n"}
-    >>> compact({"title": "t", "type": "object", "properties": {"n": field}})
+    >>> compact({"title": "t", "type": "object", "properties": {"n": field, "block_size": field}})
     {'type': 'object', 'properties': {'n': {'description': 'n', 'type': 'integer'}}}
     """
     fields = {}
     for name, field in schema.get("properties", {}).items():
+        if name in FLAGS and not FLAGS[name].everyday:
+            continue
         short = {key: value for key, value in field.items() if key not in ("title", "anyOf")}
         if short.get("default", 0) is None:
             del short["default"]
@@ -113,7 +129,7 @@ def compact(schema: dict[str, Any]) -> dict[str, Any]:
 
 def agent_server(process: ToolProcess) -> MCPServer:
     """Return the MCP server with all TOOLS, computed in ``process``."""
-    server = MCPServer("kernelsight", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
+    server = _Server("kernelsight", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
     for function, flags in TOOLS:
         parameters_of_tool = inspect.signature(function).parameters
         tool_flags = [flag for flag in flags if flag.name not in parameters_of_tool and flag.name in FLAGS]

@@ -18,6 +18,7 @@ from kernelsight.files.budget import TOOL
 from kernelsight.present.output import clean
 from kernelsight.scenario.flags import (
     DEPLOYMENT,
+    FLAGS,
     LENGTHS,
     LIMITS,
     LOAD,
@@ -39,6 +40,13 @@ LOADED = (*POOLS, *PREFILL, *LOAD, *LENGTHS, *ROUTER, *SITE)
 def tables(session: Session, _: dict[str, Any], table: str | None = None, offset: int = 0) -> dict[str, Any]:
     """List all tables with their grain and description, or the columns of one; offset: first row of a longer answer."""
     return bounded(session.columns(table) if table else session.tables(), offset)
+
+
+def options(_: Session, __: dict[str, Any], offset: int = 0) -> dict[str, Any]:
+    """List the options of simulate, size, sweep, predict and compare that their schemas leave out: name and meaning."""
+    return bounded_rows(
+        [{"option": flag.name, "text": flag.help} for flag in FLAGS.values() if not flag.everyday], offset
+    )
 
 
 def explain(session: Session, _: dict[str, Any], table: str, offset: int = 0) -> dict[str, Any]:
@@ -126,7 +134,7 @@ def step_time(session: Session, flags: dict[str, Any], batch: list[tuple[int, in
 
 # every tool, with the flags that it takes in addition to its own parameters
 TOOLS = (
-    *((tables, ()), (explain, ()), (sql, ()), (sweep, ())),
+    *((tables, ()), (options, ()), (explain, ()), (sql, ()), (sweep, ())),
     *((predict, DEPLOYED), (step_time, DEPLOYED), (compare, DEPLOYED)),
     *((simulate, (*DEPLOYED, *LOADED)), (size, (*DEPLOYED, *LOADED))),
 )

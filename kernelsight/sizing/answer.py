@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.progress import Report
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.files.own import own_json
@@ -71,7 +72,7 @@ class Sizing:
         search: Any = None,
         correction: Any = None,
         what_if: str | Sequence[str] = (),
-        report: Callable[[str], None] | None = None,
+        report: Report | None = None,
         **arguments: Any,
     ) -> Sizing:
         """Size a deployment in a fork of the session; the arguments are those of ``Session.size``."""

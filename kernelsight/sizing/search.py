@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.progress import Done, Report
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.prices import read_prices
@@ -56,7 +57,7 @@ class SizeSearch:
     on engines that do not support GPUs. InvalidInput: there is no such deployment.
     """
 
-    def __init__(self, session: Session, question: Question, report: Callable[[str], None] | None = None) -> None:
+    def __init__(self, session: Session, question: Question, report: Report | None = None) -> None:
         self._session, self._report = session, report or (lambda text: None)
         self.question, self.demand, self._objectives = question, question.demand, question.objectives
         self._allowances = [allowance << (question.effort - 1) for allowance in ALLOWANCES]
@@ -295,6 +296,7 @@ class SizeSearch:
             self.options.pop(name, None)
             reason = status_of(rate, prospect.candidate.unit)
             self.left_out[name] = LeftOut(prospect.candidate.flags, reason, miss_of(rate))
+            self._report_share()
             return
         sized, before = Sized(prospect, rate), min(self.options.values(), key=lambda one: one.order, default=None)
         try:
@@ -305,6 +307,7 @@ class SizeSearch:
         option = option_of(sized, evidence, self.demand)
         self.left_out.pop(name, None)
         self.options[name] = option
+        self._report_share()
         if before is None or (option.order < before.order and before.sized.candidate != prospect.candidate):
             self._report(f"best so far: {option}")
         if self.is_stopped:
@@ -316,6 +319,12 @@ class SizeSearch:
         below = most_rate * (1.0 - 1e-6)
         name = prospect.candidate.scenario_id
         self.left_out[name] = LeftOut(prospect.candidate.flags, reason, None, prospect, below)
+        self._report_share()
+
+    def _report_share(self) -> None:
+        """Report of how many deployments is known what they serve, or that they are not the answer."""
+        known = self.options.keys() | (self.left_out.keys() & self.prospects.keys())
+        self._report(Done(len(known), len(self.prospects), "deployments"))
 
     def check_hours(self, option: Option) -> dict[int, TriedRate]:
         """Simulate the load of one instance in the cheapest and in the dearest hour of a day; return it by hour."""

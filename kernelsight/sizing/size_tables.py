@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.progress import Report
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
@@ -48,7 +49,7 @@ Rows = dict[str, list[dict[str, Any]]]
     *("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours"),
     *("size_axes", "size_bounds", "size_simulations", "size_confidences"),
 )
-def size_tables(size_questions: pa.Table, *, fork: Callable[[], Session], report: Callable[[str], None]) -> Rows:
+def size_tables(size_questions: pa.Table, *, fork: Callable[[], Session], report: Report) -> Rows:
     """Search GPUs, parallel sizes and settings for the cheapest deployment of each question, at steady rates.
 
     InvalidInput: the first question cannot be answered; why another cannot is its answer.
@@ -72,7 +73,7 @@ def size_tables(size_questions: pa.Table, *, fork: Callable[[], Session], report
 TABLES = size_tables.produces
 
 
-def _answer_rows(session: Session, question: Question, report: Callable[[str], None]) -> Rows:
+def _answer_rows(session: Session, question: Question, report: Report) -> Rows:
     """Answer one question, and return its rows by table."""
     search = SizeSearch(session, question, report)
     try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernelsight.dataflow.progress import Done, Report
 from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number
@@ -33,9 +34,7 @@ NOT_IN_GRID = ("request_rate", "max_concurrency", "trace", "ramp_up_strategy", "
 
 @reads("step_costs", "deployment_faults", "scenario_summary", "scenario_intervals")
 @produces("found_rates", "rate_statistics")
-def rate_tables(
-    rate_questions: pa.Table, *, fork: Callable[[], Session], report: Callable[[str], None]
-) -> dict[str, Any]:
+def rate_tables(rate_questions: pa.Table, *, fork: Callable[[], Session], report: Report) -> dict[str, Any]:
     """Search the highest request rate that keeps the objectives of each question, by simulations of several seeds.
 
     Questions with equal objectives are one grid: their deployments are planned and priced together.
@@ -52,7 +51,7 @@ def rate_tables(
     for name, members in grids.items():
 
         def report_count(count: int, before: int = done) -> None:
-            report(f"rates of {before + count:,} of {len(questions_read):,} rows")
+            report(Done(before + count, len(questions_read), "rates"))
 
         with fork() as session:
             searched = _searched_rates(session, [flags for _, flags in members], grid_of[name], report_count)

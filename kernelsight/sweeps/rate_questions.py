@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.dataflow.progress import Report
 from kernelsight.errors import KernelSightError
 from kernelsight.files.own import own_json
 from kernelsight.scenario.corrections import give_corrections
@@ -72,7 +73,7 @@ def ask_rates(
     goodput: Mapping[str, float] | None = None,
     tolerance: float = FULL.tolerance,
     correction: str | Path | pa.Table | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> Session:
     """Answer the questions of a grid in a fork, and return it, with their tables; ``correction``: a file or a table."""
     correction_name = None if correction is None else str(correction) if isinstance(correction, str | Path) else "table"

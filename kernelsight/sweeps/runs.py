@@ -220,7 +220,10 @@ class WhatIf:
 
     @property
     def summary(self) -> pa.Table:
-        """The flags of each row beside its row of ``scenario_summary``, costs and objectives: what a sweep prints."""
+        """The flags of each row beside its row of ``scenario_summary``, costs and objectives: what a sweep prints.
+
+        ``grid_row``: the row of the grid, counted from 1; rows are sorted by ``scenario_id``.
+        """
         return self._summary
 
     @property
@@ -259,8 +262,16 @@ class WhatIf:
         return self.scenario(scenario).table(name) if scenario else self._all.table(name)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """Return a DuckDB relation over the tables of all scenarios; ``sweep`` is ``summary``."""
-        return self._all.sql(query)
+        """Return a DuckDB relation over the tables of all scenarios, ``scenario_summary`` as ``summary`` is.
+
+        >>> import kernelsight as ks
+        >>> load = {"max_concurrency": 4, "num_prompts": 8, "input_len": 64, "output_len": 8}
+        >>> with ks.connect() as s:
+        ...     w = s.what_if({"model": "qwen3-0.6b", "gpu": ["l4", "h100_sxm"]} | load)
+        ...     w.sql("select grid_row, gpu, completed from scenario_summary order by grid_row").fetchall()
+        [(1, 'l4', 8), (2, 'h100_sxm', 8)]
+        """
+        return self._all.sql_with(query, {"scenario_summary": self._summary})
 
     def save(self, path: str | Path) -> None:
         """Write the sweep to a DuckDB file, from which every table of every scenario can be computed."""

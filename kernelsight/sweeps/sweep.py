@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.dataflow.progress import Done, Report
 from kernelsight.errors import InvalidInput, trace_unusable
 from kernelsight.files.bounded_files import read_bytes
 from kernelsight.files.budget import WHOLE
@@ -37,14 +37,7 @@ if TYPE_CHECKING:
 
 PLANNED = ("deployments", "scenarios")
 LOAD_NUMBER = "load"
-
-
-class Progress(NamedTuple):
-    """The progress of a sweep: finished scenarios, all scenarios to run, and seconds since it began."""
-
-    done: int
-    total: int
-    spent_s: float
+GRID_ROW = "grid_row"
 
 
 class Execution(NamedTuple):
@@ -60,7 +53,7 @@ class Execution(NamedTuple):
     executor: str = "local"
     partition_requests: int | None = None
     connect: Callable[[], Session] | None = None
-    report: Callable[[Progress], None] | None = None
+    report: Report | None = None
     intervals: bool = False
 
 
@@ -145,16 +138,16 @@ def _run(session: Session, waiting: list[Partition], execution: Execution) -> It
 
 
 def _with_progress(
-    served: Iterable[tuple[int, pa.Table]], waiting: list[Partition], report: Callable[[Progress], None] | None
+    served: Iterable[tuple[int, pa.Table]], waiting: list[Partition], report: Report | None
 ) -> Iterator[tuple[int, pa.Table]]:
     """Pass results on, and report the progress after each."""
-    started, done = time.monotonic(), 0
+    done = 0
     total = sum(len(partition.scenarios) for partition in waiting)
     for position, table in served:
         yield position, table
         done += len(waiting[position].scenarios)
         if report:
-            report(Progress(done, total, time.monotonic() - started))
+            report(Done(done, total, "scenarios"))
 
 
 def _facts(session: Session, plan: Plan) -> dict[str, Any]:
@@ -175,7 +168,9 @@ def _facts(session: Session, plan: Plan) -> dict[str, Any]:
 
 
 def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[str, float] | None) -> pa.Table:
-    """Join the grid's flags, costs and objectives to the summary of each scenario."""
+    """Join the grid's flags and row numbers, costs and objectives to the summary of each scenario."""
+    import pyarrow as pa
+
     flags = flag_columns(session, plan).sort_by("scenario_id")
     summary = summary.sort_by("scenario_id")
     assert flags["scenario_id"].equals(summary["scenario_id"]), "a scenario is lost or there twice"
@@ -189,6 +184,8 @@ def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[st
     table = with_costs(table)
     if slo:
         table = table.append_column("meets_slo", meets_slo(table, slo))
+    row_of = {row["scenario_id"]: number for number, row in enumerate(plan.planned, start=1)}
+    table = table.append_column(GRID_ROW, pa.array([row_of[name] for name in table["scenario_id"].to_pylist()]))
     return table.combine_chunks()
 
 

@@ -1,4 +1,4 @@
--- Softmax attention of one new token per request over its cached keys and values, with grouped queries and sliding windows;
+-- Softmax attention of one new token per request over its cached keys and values, in launches of its own, with grouped queries and sliding windows;
 -- draft tokens count as additional heads, because kernels put all queries of a key-value head into one tile
 with batches as (
   select
@@ -11,7 +11,10 @@ with batches as (
   join step_shapes as shapes using (deployment_id)
   join deployment_settings as settings using (deployment_id)
   join number_formats as formats on formats.format = settings.kv_cache_dtype
+  left join kernel_implementations as known on known.family = 'decode_attention'
+    and known.implementation = settings.attention_backend and known.coefficient = 'joins_prompts'
   where layers.attention in ('full', 'sliding', 'selected') and shapes.decode_requests > 0
+    and not joins_prompts(known.value, shapes.part, shapes.prefill_tokens, settings.query_tokens)
 )
 select
   deployment_id,

@@ -30,6 +30,9 @@ create macro mla_prefill_bytes(batch, new_tokens, cached_tokens, heads, qk_head_
   2.0 * batch * heads * (qk_head_dim + v_head_dim) * (2 * new_tokens + cached_tokens);
 
 -- attention of single tokens over their context and themselves
+-- whether the kernel treats decodes as prompts: it does so (kernel_implementations.joins_prompts) in a step whose longest query has several tokens
+create macro joins_prompts(value, part, prefill_tokens, query_tokens) as
+  coalesce(value, 0) > 0 and (part = 'mixed_decode' or prefill_tokens > 1 or query_tokens > 1);
 create macro keys_seen(context, reach) as case when reach > 0 then least(context + 1, reach) else context + 1 end;
 create macro decode_attention_bytes(batch, context, reach, heads, kv_heads, head_dim, kv_bytes) as
   batch * (4.0 * heads * head_dim + 2.0 * keys_seen(context, reach) * kv_heads * head_dim * kv_bytes);

@@ -179,7 +179,7 @@ def rows_of(family: str) -> list[dict[str, str]]:
 
 
 # where engines run a kernel, which the expression does not read
-SERVED = {"served", "served_to"}
+SERVED = {"served", "served_to", "joins_prompts"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

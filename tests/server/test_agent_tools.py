@@ -20,6 +20,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from kernelsight.errors import InvalidInput, KernelSightError, RunFailed
 from kernelsight.files import bounded_files
+from kernelsight.scenario.flags import FLAGS
 from kernelsight.server import tool_functions
 from kernelsight.server.agent_tools import agent_server
 from kernelsight.server.tool_functions import TOOL, TOOLS, answer_of
@@ -53,7 +54,22 @@ def test_every_tool_is_listed_as_read_only_with_its_flags() -> None:
         "max_num_seqs"
     ] == {"type": "integer"}
     assert set(listed["size"].input_schema["required"]) == {"gpus", "slo"}
-    assert sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in listed.values()) < 40_000
+    assert sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in listed.values()) < 20_000
+    others = {row["option"] for offset in (0, TOOL.rows) for row in call("options", offset=offset)["rows"]}
+    assert others == {name for name, flag in FLAGS.items() if not flag.everyday} and "block_size" not in fields
+
+
+def test_options_beside_the_schema_are_taken_and_unknown_ones_refused() -> None:
+    deployed = {"model": "qwen3-0.6b", "gpu": "l4", "batch": [[1, 512]]}
+    eager = call("step_time", **deployed, enforce_eager=True)
+    assert eager["latency_us"] > call("step_time", **deployed)["latency_us"]
+    for tool, name, words in (
+        ("step_time", "enforce_eagr", "Did you mean enforce_eager"),
+        ("predict", "request_rate", "unknown argument 'request_rate'"),
+        ("tables", "tble", "unknown argument 'tble'. Did you mean table"),
+    ):
+        with pytest.raises(ToolError, match=words):
+            call(tool, **{name: 2})
 
 
 @pytest.mark.whole

@@ -39,6 +39,12 @@ WORKED = {
     "mla_prefill_flops(2, 192, 128, 10)": 2 * 2 * (192 + 128) * 10,
     # queries, keys of 192; values, outputs of 128; cached keys and values are expanded too
     "mla_prefill_bytes(3, 4, 5, 2, 192, 128)": 3 * 2 * 2 * (4 * 192 + 9 * 192 + 9 * 128 + 4 * 128),
+    "joins_prompts(1, 'mixed_decode', 0, 1)": 1,
+    "joins_prompts(1, 'whole', 8, 1)": 1,
+    "joins_prompts(1, 'whole', 1, 1)": 0,
+    "joins_prompts(1, 'whole', 0, 2)": 1,
+    "joins_prompts(0, 'mixed_decode', 8, 2)": 0,
+    "joins_prompts(null, 'mixed_decode', 8, 2)": 0,
     "keys_seen(7, 0)": 8,
     "keys_seen(7, 4)": 4,
     "decode_attention_bytes(2, 7, 4, 8, 2, 64, 2)": 2 * (2 * 2 * 8 * 64 + 2 * 4 * 2 * 64 * 2),

@@ -22,7 +22,8 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.caches.durable import locked
     from kernelsight.caches.journal import journal_path
     from kernelsight.laboratory.searches.evaluate import SPLITS, evaluate
-    from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
+    from kernelsight.present.output import as_json, check_ending, note, print_rows, write_table, write_text
+    from kernelsight.present.progress import Waiting
     from kernelsight.searching.space_files import read_spaces
 
     target = check_ending(arguments.output, (".json", ".csv", ".parquet"))

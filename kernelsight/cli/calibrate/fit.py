@@ -24,7 +24,8 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
     from kernelsight.fitting.vendors import onto
     from kernelsight.kernels.families import MEASURED
-    from kernelsight.present.output import check_ending, note, print_rows
+    from kernelsight.present.output import check_ending, print_rows
+    from kernelsight.present.progress import Waiting
 
     target = check_ending(arguments.output, (".parquet",))
     if target is None:
@@ -39,11 +40,12 @@ def run(arguments: argparse.Namespace) -> None:
     families = _listed(arguments.families, list(MEASURED), "kernel family", "Measured families are")
     base = _base(arguments.onto)
     tables = (gpu_rows, facts("fabrics"), facts("kernel_implementations"))
-    if arguments.few:
-        pack = fit_few(sweeps, gpus, base, *tables, families=families or None, log=note)
-    else:
-        pack = fit_pack(sweeps, gpus, *tables, families=families or None, base=base, log=note)
-        pack = pack if base is None else onto(base, pack, gpu_rows)
+    with Waiting("fitting") as waiting:
+        if arguments.few:
+            pack = fit_few(sweeps, gpus, base, *tables, families=families or None, log=waiting)
+        else:
+            pack = fit_pack(sweeps, gpus, *tables, families=families or None, base=base, log=waiting)
+            pack = pack if base is None else onto(base, pack, gpu_rows)
     keep_pack(pack, target)
     counts = pack.group_by(["family", "part"]).aggregate([([], "count_all")]).sort_by([("family", "ascending")])
     rows = [{"family": row["family"], "part": row["part"], "rows": row["count_all"]} for row in counts.to_pylist()]

@@ -23,7 +23,8 @@ from choices group by all order by dtype, shapes desc, engine, implementation
 
 def run(arguments: argparse.Namespace) -> None:
     """Choose, write the choices, and print how often each implementation was chosen, by number format and engine."""
-    from kernelsight.present.output import Waiting, as_json, check_ending, print_page, print_rows, write_table
+    from kernelsight.present.output import as_json, check_ending, print_page, print_rows, write_table
+    from kernelsight.present.progress import Waiting
 
     target, candidates_target = (
         check_ending(arguments.output),

@@ -28,7 +28,8 @@ OPTIONAL = {
 
 def run(arguments: argparse.Namespace) -> None:
     """Forecast, write the table, and print the forecasts, fastest first."""
-    from kernelsight.present.output import Waiting, check_ending, note, print_rows, write_table
+    from kernelsight.present.output import check_ending, note, print_rows, write_table
+    from kernelsight.present.progress import Waiting
     from kernelsight.searching.llm.forecaster import failures, llm_forecaster
 
     target = check_ending(arguments.output)

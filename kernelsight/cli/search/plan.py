@@ -16,7 +16,8 @@ def run(arguments: argparse.Namespace) -> None:
     from kernelsight.choices.choices import choice_of_question
     from kernelsight.choices.shapes_to_measure import budget_of, plan, planned_rows, suite_of_plan
     from kernelsight.dataflow.blas import one_blas_thread
-    from kernelsight.present.output import Waiting, as_json, check_ending, note, print_rows, write_table, write_text
+    from kernelsight.present.output import as_json, check_ending, note, print_rows, write_table, write_text
+    from kernelsight.present.progress import Waiting
 
     target = check_ending(arguments.output, (".json", ".parquet", ".csv"))
     if target is None:

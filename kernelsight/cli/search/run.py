@@ -21,7 +21,8 @@ SHOWN = (
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, save the run, and print the best candidate and the rounds."""
-    from kernelsight.present.output import Waiting, as_json, check_ending, note, print_page, print_rows
+    from kernelsight.present.output import as_json, check_ending, note, print_page, print_rows
+    from kernelsight.present.progress import Waiting
     from kernelsight.searching.llm.forecaster import failures
     from kernelsight.searching.scenarios import scenario_rows
     from kernelsight.searching.search import save_search, search

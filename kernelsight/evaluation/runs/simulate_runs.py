@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from kernelsight.dataflow.progress import Done
 from kernelsight.evaluation.runs.campaigns import FULL_THROUGHPUT, full_throughputs
 from kernelsight.kernels.families import COMMUNICATION
 from kernelsight.kernels.labels import CERTAINTY, MEASURED
@@ -146,7 +147,10 @@ def serve_runs(
         for host in hosts
     ]
     rows_of_hosts: list[dict[str, dict[str, Any]]] = [{} for _ in hosts]
-    for part in partitions(planned):
+    parts_served = list(partitions(planned))
+    for number, part in enumerate(parts_served):
+        if session.report and len(parts_served) > 1:
+            session.report(Done(number, len(parts_served), "groups of deployments"))
         with session.fork() as fork:
             fork.progress = None
             give_plan(fork, part.deployments, part.scenarios)

@@ -236,7 +236,8 @@ def _estimate(steps: pa.Table, phase: np.ndarray, gpu_us: np.ndarray, pool: Pool
     per_request = np.where(phase == DECODE, rest / np.maximum(decodes, 1.0), 0.0)
     last = np.maximum.accumulate(np.where(phase == DECODE, np.arange(phase.size), 0))
     decoding = np.minimum(np.where(phase == PREFILL, 0.0, per_request[last] * decodes), rest)
-    shares = {"decode_attention": decoding, "decode_window": decoding, "prefill_attention": rest - decoding}
+    shares = dict.fromkeys(("decode_attention", "decode_window", "mixed_decode"), decoding)
+    shares["prefill_attention"] = rest - decoding
     for column, (part, _, _) in enumerate(knots.kernels):
         if part in shares:
             linear[:, column] = shares[part]

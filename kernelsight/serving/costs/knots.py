@@ -23,7 +23,7 @@ from kernelsight.serving.costs.cuda_graphs import captured_sizes
 
 # of a number of the residual stream (16 bits), which all-reduce sums
 ACTIVATION_BYTES = 2.0
-PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention", "experts")
+PARTS = ("tokens", "logits", "decode_attention", "decode_window", "prefill_attention", "mixed_decode", "experts")
 
 
 # no bound: more requests than any engine admits, more tokens than any model reads
@@ -62,11 +62,7 @@ def ratio_knots(smallest: int, largest: int, per_octave: int) -> np.ndarray:
 
 
 def with_more(knots: np.ndarray) -> np.ndarray:
-    """Return knots and one ``RELIEF`` beyond the last: steps under a higher engine limit, for ``resource_gains``.
-
-    >>> with_more(np.array([1, 8])).tolist()
-    [1, 8, 10]
-    """
+    """Return knots and one ``RELIEF`` beyond the last: steps under a higher engine limit, for ``resource_gains``."""
     return np.append(knots, math.ceil(knots[-1] * RELIEF))
 
 
@@ -89,13 +85,15 @@ def part_knots(
     switches: Sequence[int] = (),
     query_tokens: int = 1,
     lock_step: bool = False,
+    joins: bool = False,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the two knot axes of each part of a step (tokens or sequences; context); the second is [0] where unused.
 
     ``max_tokens``, ``max_seqs``, ``max_len``, ``window``: limits of the engine (vLLM: max_num_batched_tokens,
     max_num_seqs, max_model_len) and width of windowed attention; ``switches``: token counts that are knots beside the
     tile edges; ``query_tokens``: of each decoding request; ``lock_step``: data-parallel ranks step together, so that
-    the experts' tokens differ from the rank's own and are a part of their own.
+    the experts' tokens differ from the rank's own and are a part of their own; ``joins``: the kernel treats decodes
+    of a step with prompts as prompts.
     """
     none = np.array([0])
     tokens = np.union1d(edge_knots(max(max_tokens, max_seqs)), np.asarray(switches, dtype=np.int64))
@@ -111,6 +109,8 @@ def part_knots(
     }
     if window:
         axes["decode_window"] = (requests, np.concatenate([none, ratio_knots(min(16, window), window, 3)]))
+    if joins:
+        axes["mixed_decode"] = (with_more(ratio_knots(1, max_seqs, 3)), np.union1d(contexts, [16, 32]))
     if lock_step:
         axes["experts"] = (tokens, none)
     return axes
@@ -130,9 +130,10 @@ def within_reach(
     each knot's deployment, one number or one for each knot.
     """
     part = pc.fill_null(pc.index_in(knots["part"], pa.array(PARTS)), len(PARTS)).to_numpy().astype(np.int64)
-    decodes, windowed, prefills = (
-        part == PARTS.index(name) for name in ("decode_attention", "decode_window", "prefill_attention")
+    decodes, windowed, prefills, mixed = (
+        part == PARTS.index(name) for name in ("decode_attention", "decode_window", "prefill_attention", "mixed_decode")
     )
+    decodes |= mixed
     bounds = {
         "x": np.select([decodes | windowed, prefills], [requests, tokens], EVERYTHING),
         # the last knot of a window's contexts is its width
@@ -208,20 +209,23 @@ def knot_shapes(
     switches_bytes = _switches_bytes(kernel_implementations)
     names = (
         *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
-        *("query_tokens", "lock_step"),
+        *("query_tokens", "lock_step", "attention_backend", "prefill_policy"),
     )
+    joining = _joining(kernel_implementations)
     limits = zip(*(knot_bounds[name].to_pylist() for name in ("deployment_id", "requests", "tokens")), strict=True)
     reaches = {name: Reach(requests or EVERYTHING, tokens or EVERYTHING) for name, requests, tokens in limits}
     tables, shapes_of_axes = [], {}
     rows = zip(*(deployment_settings[name].to_pylist() for name in names), strict=True)
-    for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step in rows:
+    for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step, kernel, policy in rows:
         if deployment in broken or deployment not in reaches:
             continue
         window = windows[deployment] or selections[model] or 0
         most_tokens = max(max_tokens, max_seqs)
         switches = switch_knots(switches_bytes if tp > 1 else [], ACTIVATION_BYTES * hidden[model], most_tokens)
         sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
-        axes = (*sizes, tuple(switches.tolist()), query_tokens, lock_step)
+        # drafts make all decodes several tokens long, as prompts do: these steps cost the same alone
+        joins = kernel in joining and policy == "mixed" and query_tokens == 1
+        axes = (*sizes, tuple(switches.tolist()), query_tokens, lock_step, joins)
         key = axes, reaches[deployment]
         if key not in shapes_of_axes:
             shapes = _shapes_of(part_knots(*axes))
@@ -235,6 +239,12 @@ def _switches_bytes(implementations: pa.Table) -> list[float]:
     is_switch = pc.fill_null(pc.match_substring(implementations["coefficient"], "_below_"), False)
     values = implementations.filter(pc.and_(is_switch, pc.equal(implementations["family"], "all_reduce")))["value"]
     return sorted({value for value in values.to_pylist() if value})
+
+
+def _joining(implementations: pa.Table) -> set[str]:
+    """Return the attention kernels that treat single tokens as prompts where both share a step."""
+    joins = pc.and_(pc.equal(implementations["coefficient"], "joins_prompts"), pc.greater(implementations["value"], 0))
+    return set(implementations.filter(joins)["implementation"].to_pylist())
 
 
 def _with_deployment(deployment: str, shapes: pa.Table) -> pa.Table:
@@ -256,7 +266,8 @@ def _shapes_of(axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
     def where(name: str, values: np.ndarray | int) -> np.ndarray:
         return np.where(is_part.get(name, nowhere), values, 0).astype(np.int64)
 
-    decode, windowed = is_part.get("decode_attention", nowhere), is_part.get("decode_window", nowhere)
+    mixed, windowed = is_part.get("mixed_decode", nowhere), is_part.get("decode_window", nowhere)
+    decode = is_part.get("decode_attention", nowhere) | mixed
     return pa.table(
         {
             "step_shape_id": np.arange(x.size),
@@ -266,9 +277,9 @@ def _shapes_of(axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
             "tokens": where("tokens", x),
             "expert_tokens": pa.array(where("experts", x), mask=np.full(x.size, "experts" not in axes)),
             "sampled": where("logits", x),
-            "decode_requests": where("decode_attention", x) + where("decode_window", x),
+            "decode_requests": np.where(decode | windowed, x, 0).astype(np.int64),
             "decode_context": pa.array(y.astype(np.int64), mask=~decode),
-            "decode_window_context": pa.array(y.astype(np.int64), mask=~windowed),
+            "decode_window_context": pa.array(y.astype(np.int64), mask=~(windowed | mixed)),
             "prefill_requests": where("prefill_attention", 1),
             "prefill_tokens": where("prefill_attention", x),
             "prefill_cached": where("prefill_attention", y),

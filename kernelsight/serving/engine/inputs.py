@@ -49,6 +49,10 @@ class Surface(NamedTuple):
     prefill_x: np.ndarray
     prefill_y: np.ndarray
     prefill_us: np.ndarray
+    # all attention of decodes in steps with prompts; empty: as in steps without
+    mixed_x: np.ndarray = np.zeros(0)
+    mixed_y: np.ndarray = np.zeros(0)
+    mixed_us: np.ndarray = np.zeros((0, 0))
     # parts of token_us with pipeline stages: the embedding, and the transfers between stages, [tokens] each
     embedding_us: np.ndarray = np.zeros(0)
     transfer_us: np.ndarray = np.zeros(0)

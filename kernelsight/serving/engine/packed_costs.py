@@ -11,6 +11,9 @@ from kernelsight.serving.engine.inputs import Surface
 from kernelsight.serving.engine.records import LAYOUT
 from kernelsight.serving.engine.served import Uses
 
+# surfaces of attention
+GRIDS = ("decode", "window", "prefill", "mixed")
+
 
 class PackedCosts(NamedTuple):
     """A surface as the loop reads it, and the offsets of its parts.
@@ -29,7 +32,7 @@ def pack(surface: Surface, energy: Surface | None = None, measured: Surface | No
     ``energy``: the same surface in joules; ``measured``: the part of it that was measured, us; None: all 0.
     """
     layout = np.zeros(1, LAYOUT)[0]
-    most = {"decode": surface.sampled_us.size, "window": surface.sampled_us.size, "prefill": surface.token_us.size}
+    most = dict.fromkeys(GRIDS, surface.sampled_us.size) | {"prefill": surface.token_us.size}
     between = {name: _between(getattr(surface, f"{name}_x"), size - 1) for name, size in most.items()}
     times = _placed(surface, layout, between)
     layout["energy_at"] = size = sum(values.size for values in times)
@@ -98,7 +101,7 @@ def joined_costs(packed: Sequence[PackedCosts]) -> tuple[np.ndarray, np.ndarray]
             layout[name] += start
         for name in ("sampled_communication_at", "experts_at", "experts_communication_at", "padded_at"):
             layout[name] += start
-        for part in ("decode", "window", "prefill"):
+        for part in GRIDS:
             for name in ("x_at", "share_at", "y_at", "at"):
                 layout[part][name] += start
     return np.concatenate([costs.values for costs in packed]), layouts
@@ -114,7 +117,7 @@ def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
     for phase in range(3):
         np.add.at(tokens[phase], priced[used], counted[phase, used])
     grids = []
-    for name in ("decode", "window", "prefill"):
+    for name in GRIDS:
         grid = getattr(surface, f"{name}_us")
         grids.append(uses[:, layout[name]["at"] :][:, : grid.size].reshape(3, *grid.shape))
     experts = uses[:, layout["experts_at"] :][:, : surface.experts_us.size]

@@ -70,7 +70,7 @@ HOST = record(
 # knot above (share_at), the knots of y, and the values by (x, y); y_size 0: an absent part
 SURFACE = record(x_at=_WHOLE, share_at=_WHOLE, x_size=_WHOLE, y_at=_WHOLE, y_size=_WHOLE, at=_WHOLE)
 
-# step costs of one deployment: dense tables over tokens and sampled sequences (from 0), and three surfaces
+# step costs of one deployment: dense tables over tokens and sampled sequences (from 0), and four surfaces
 LAYOUT = record(
     tokens_at=_WHOLE,
     prompts_at=_WHOLE,  # distance from the cost of tokens to that of as many in a step with prompts
@@ -78,6 +78,7 @@ LAYOUT = record(
     decode=SURFACE,
     window=SURFACE,
     prefill=SURFACE,
+    mixed=SURFACE,  # decodes of steps with prompts, where these cost otherwise than in steps without
     # part of the cost of tokens with pipeline stages: the embedding, and all transfers between stages
     embedding_at=_WHOLE,
     transfer_at=_WHOLE,

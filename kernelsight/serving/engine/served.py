@@ -55,6 +55,7 @@ class Uses(NamedTuple):
     decode: np.ndarray
     window: np.ndarray
     prefill: np.ndarray
+    mixed: np.ndarray
     experts: np.ndarray
 
 

@@ -196,7 +196,7 @@ def cost_layers(
 ) -> tuple:
     """Return (GPU time, chunks, chunks that complete a prompt) of a step without logits; see ``cost_step``."""
     values, layout = costs.values, costs.layout
-    ended = 0
+    ended = longest = 0
     chunks = 0
     gpu_us = prompts_us = 0.0
     r = engine.partial
@@ -204,6 +204,7 @@ def cost_layers(
         request = requests[r]
         if request.chunk > 0:
             chunks += 1
+            longest = max(longest, request.chunk)
             if request.computed + request.chunk == request.known:
                 ended += 1
             before = float(request.computed)
@@ -223,7 +224,12 @@ def cost_layers(
     spend(engine, costs, phase, layout.tokens_at + row, 1.0)
     decodes_us = 0.0
     if decodes > 0:
-        decodes_us = cost_decodes(engine, costs, phase, decodes, y, windowed, 1)
+        if longest > 1 and layout.mixed.y_size > 0:
+            j = knot_below(values, layout.mixed, y, engine.decode_y)
+            decodes_us = surface_us(values, layout.mixed, decodes, y, j)
+            add_use(engine, costs, phase, layout.mixed, decodes, y, j, 1.0)
+        else:
+            decodes_us = cost_decodes(engine, costs, phase, decodes, y, windowed, 1)
         gpu_us += decodes_us
     if layout.split:
         kind = 1 if chunks > 0 else 0

@@ -248,7 +248,7 @@ class FullEngine(NamedTuple):
         logits_us = self.costs.logits_us(sampled)
         past_tokens = lengths.cached + np.maximum(lengths.prompt - chunk, 0.0) / 2.0
         layers_us = self.costs.layers_us(tokens, prompt_tokens) + self.costs.decode_us(
-            np.array([decoding]), lengths.context
+            np.array([decoding]), lengths.context, prompt_tokens
         )
         layers_us += self.costs.prefill_us(chunk, past_tokens, chunks)
         if self.pool.ranks > 1:

@@ -73,7 +73,7 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
             dense(axes["logits"][0], values[ids["logits"][:, 0]], largest_sampled),
             *(
                 item
-                for name in ("decode_attention", "decode_window", "prefill_attention")
+                for name in ("decode_attention", "decode_window", "prefill_attention", "mixed_decode")
                 for item in (*axes[name], values[ids[name]])
             ),
             experts_us=experts,
@@ -82,7 +82,8 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
         )
 
     # kernel launches of a whole forward pass: those of one knot of each part of a step
-    passes = sum(int(launches[ids[name].ravel()[-1]]) for name in PARTS if ids[name].size and name != "decode_window")
+    of_a_pass = (name for name in PARTS if ids[name].size and name not in ("decode_window", "mixed_decode"))
+    passes = sum(int(launches[ids[name].ravel()[-1]]) for name in of_a_pass)
     # knots of windowed (or sparse) attention end at the width of the window (or of the selection)
     window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
     # of the layers: their knots do not depend on the loads

@@ -25,12 +25,19 @@ class MeanStepCosts(NamedTuple):
     surface: Surface
     window: int
 
-    def decode_us(self, requests: np.ndarray, context: float) -> np.ndarray:
-        """Return the decode attention of a step over all its requests, each with ``context`` tokens in the KV cache."""
+    def decode_us(self, requests: np.ndarray, context: float, prompt_tokens: np.ndarray | float = 0.0) -> np.ndarray:
+        """Return the decode attention of a step over all its requests, each with ``context`` tokens in the KV cache.
+
+        ``prompt_tokens``: of the step; decodes cost what the surface says of steps with prompts.
+        """
         s = self.surface
         inside = min(context, float(self.window)) if self.window else 0.0
         full = _bilinear(s.decode_x, s.decode_y, s.decode_us, requests, context)
-        return full + _bilinear(s.window_x, s.window_y, s.window_us, requests, inside)
+        alone_us = full + _bilinear(s.window_x, s.window_y, s.window_us, requests, inside)
+        if not s.mixed_us.size:
+            return alone_us
+        mixed_us = _bilinear(s.mixed_x, s.mixed_y, s.mixed_us, requests, context)
+        return np.where(np.asarray(prompt_tokens) > 0.0, mixed_us, alone_us)
 
     def prefill_us(self, tokens: np.ndarray, cached: np.ndarray, chunks: np.ndarray) -> np.ndarray:
         """Return the prefill attention of a step with ``chunks`` chunks of ``tokens``: they share one kernel launch."""
@@ -67,12 +74,13 @@ def surface_within(surface: Surface, reach: Reach) -> Surface:
 
     A session's other loads may need more knots; without the cut, extrapolation would depend on them.
     """
-    decodes, contexts, window, prompts, cached = (
+    decodes, contexts, window, prompts, cached, mixed, mixed_contexts = (
         first_beyond(knots, largest) + 1
         for knots, largest in (
             *((surface.decode_x, reach.requests), (surface.decode_y, reach.tokens)),
             (surface.window_x, reach.requests),
             *((surface.prefill_x, reach.tokens), (surface.prefill_y, reach.tokens)),
+            *((surface.mixed_x, reach.requests), (surface.mixed_y, reach.tokens)),
         )
     )
     return surface._replace(
@@ -84,6 +92,9 @@ def surface_within(surface: Surface, reach: Reach) -> Surface:
         prefill_x=surface.prefill_x[:prompts],
         prefill_y=surface.prefill_y[:cached],
         prefill_us=surface.prefill_us[:prompts, :cached],
+        mixed_x=surface.mixed_x[:mixed],
+        mixed_y=surface.mixed_y[:mixed_contexts],
+        mixed_us=surface.mixed_us[:mixed, :mixed_contexts],
     )
 
 

@@ -175,6 +175,7 @@ def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments:
             "decode_attention": sum(uses.decode for uses in uses_of_deployment),
             "decode_window": sum(uses.window for uses in uses_of_deployment),
             "prefill_attention": sum(uses.prefill for uses in uses_of_deployment),
+            "mixed_decode": sum(uses.mixed for uses in uses_of_deployment),
             "experts": _to_knots(cost.axes["experts"][0], sum(uses.experts for uses in uses_of_deployment)),
         }
         shapes = np.concatenate([cost.shape_ids[name].ravel() for name in PARTS])

@@ -29,6 +29,7 @@ DEPLOYMENTS = {
     "deepseek-v3.2": {"gpu": "b200_sxm", "tp": 8, "ep": 8},
     "qwen3-next-80b-a3b": {"gpu": "h200_sxm", "tp": 4},
     "gpt-oss-120b": {"gpu": "b200_sxm", "tp": 4},
+    "qwen3-14b": {"gpu": "a100_sxm", "tp": 1},
 }
 STEPS = 600
 LARGEST_ERROR = 0.006
@@ -62,7 +63,7 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
     """A session with all deployments, each named by its model."""
-    row = {"pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
+    row = {"pp": 1, "dp": 1, "ep": 1, "engine": "vllm", "max_num_batched_tokens": 8192}
     # the expression alone: corrections of measured GPUs follow what their sweeps show, edges that are no knots included
     row["tier"] = "cross-generation"
     with connect() as opened:
@@ -154,7 +155,9 @@ def interpolated(costs: PackedCosts, shape: dict[str, Any]) -> float:
     gpu_us = surface.token_us[shape["tokens"]] + surface.sampled_us[shape["sampled"]]
     if shape["decode_requests"]:
         windowed = float(shape["decode_window_context"] or 0)
-        gpu_us += decode_us(costs, shape["decode_requests"], float(shape["decode_context"]), windowed)
+        place = shape["decode_requests"], float(shape["decode_context"])
+        mixed = surface.mixed_us.size > 0 and shape["prefill_tokens"] > 1
+        gpu_us += part_us(costs, "mixed", *place) if mixed else decode_us(costs, *place, windowed)
     if shape["prefill_requests"]:
         chunk_us = part_us(costs, "prefill", shape["prefill_tokens"], float(shape["prefill_cached"]))
         further = shape["prefill_requests"] - 1
@@ -223,7 +226,7 @@ def test_knots_stay_few(served: Served) -> None:
 def test_the_mean_context_stands_for_uneven_contexts(served: Served) -> None:
     """Strongly uneven: one request in eight, or each second one, holds 64 to 2,000 times the tokens of the others.
 
-    Against the average over the contexts, the mean is off by up to 30 % of the attention, and 2.2 % of the step: most
+    Against the average over the contexts, the mean is off by up to 30 % of the attention, and 3.2 % of the step: most
     where few short sequences lie on the floor of the kernel (8 of them on four B200: 24 %), which the average counts
     in full although their bytes would stream beside those of the long ones. Neither side knows how blocks fill up.
     """
@@ -235,7 +238,7 @@ def test_the_mean_context_stands_for_uneven_contexts(served: Served) -> None:
         each = np.mean([decode_us(served.costs, batch, *at) for at in zip(contexts, windowed, strict=True)])
         others = served.surface.token_us[served.surface.padded_tokens[batch]] + served.surface.sampled_us[batch]
         assert by_mean == pytest.approx(each, rel=0.3), (batch, short, long)
-        assert others + by_mean == pytest.approx(others + each, rel=0.022), (batch, short, long)
+        assert others + by_mean == pytest.approx(others + each, rel=0.033), (batch, short, long)
 
 
 def test_fresh_prompts_in_one_step_add_up(served: Served, ratios: Ratios) -> None:
@@ -285,3 +288,12 @@ def test_only_deployments_with_windows_have_window_knots() -> None:
     requests, contexts = part_knots(8192, 256, 4096, window=128)["decode_window"]
     # the last one is beyond the limit: what more of it would cost
     assert (requests[-2], requests[-1], contexts[0], contexts[-1]) == (256, 308, 0, 128)
+
+
+def test_decodes_of_steps_with_prompts_have_knots_where_the_kernel_treats_them_as_prompts(
+    all_served: dict[str, Served],
+) -> None:
+    """FlashAttention 2 fills a block of 64 rows for each head of a decode, there only."""
+    assert {model for model, served in all_served.items() if served.surface.mixed_us.size} == {"qwen3-14b"}
+    costs = all_served["qwen3-14b"].costs
+    assert 2.0 < part_us(costs, "mixed", 64, 4000.0) / part_us(costs, "decode", 64, 4000.0) < 4.0

@@ -2,7 +2,8 @@
 
 A step pays the token table at its padded tokens, the table of sampled sequences, the decode surface at (batch, mean
 context), the window surface at (batch, mean context inside the window), and the prefill surface at (chunk, cached) of
-every chunk, less its smallest knot for each chunk after the first, because all chunks share one launch.
+every chunk, less its smallest knot for each chunk after the first, because all chunks share one launch. Decodes beside
+a chunk of more than one token pay the mixed surface, where there is one, instead of decode and window surfaces.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from tests.serving.engine.reference_scheduler import Run, Work
 
 PHASES = ("prefill", "decode", "mixed")
-PARTS = ("tokens", "sampled", "decode", "window", "prefill")
+PARTS = ("tokens", "sampled", "decode", "window", "prefill", "mixed")
 
 
 def line_weights(knots: Sequence[float], value: float) -> list[tuple[int, float]]:
@@ -53,7 +54,9 @@ class Costs:
         paid: Counter[tuple] = Counter()
         paid["tokens", priced_tokens(surface, work), 0] += 1.0
         paid["sampled", work.sampled, 0] += 1.0
-        if work.contexts:
+        if work.contexts and surface.mixed_us.size and any(new > 1 for new, _ in work.chunks):
+            self._add(paid, "mixed", len(work.contexts), sum(work.contexts) / len(work.contexts))
+        elif work.contexts:
             batch = len(work.contexts)
             windowed = [min(context, self.window_tokens) for context in work.contexts]
             self._add(paid, "decode", batch, sum(work.contexts) / batch)

@@ -325,6 +325,7 @@ def draw_surface(dice: np.random.Generator, limits: Limits, whole: bool, constan
     return inputs.Surface(
         *(token_us, padded, np.cumsum(costs((seqs + 1,), 3.0))),
         *(*perhaps(grid(seqs, 60, 40.0)), *perhaps(grid(seqs, 30, 20.0)), *perhaps(grid(tokens, 60, 20.0))),
+        *(perhaps(grid(seqs, 60, 40.0)) if dice.random() < 0.4 else ()),
         padded_prompt_tokens=np.arange(tokens + 1) if dice.random() < 0.5 else padded[:0],
     )
 
