@@ -93,7 +93,7 @@ def shares_text(value: Any, name: str) -> str:
             f"{name} is {value!r}; give the share of draft tokens accepted at each position, from 0 to 1 and never "
             "rising, such as 0.8,0.63,0.48."
         )
-    return ",".join(f"{share:.10g}" for share in shares)
+    return ",".join(map(str, shares))
 
 
 def accepted_by_position(settings: Mapping[str, Any]) -> tuple[float, ...]:
