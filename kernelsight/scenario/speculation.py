@@ -46,9 +46,13 @@ def named_draft(flags: Mapping[str, Any]) -> str | None:
 def with_method(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags with ``speculative_method`` filled in; InvalidInput for contradictory flags.
 
+    With num_speculative_tokens 0, drafts are off and other flags of theirs have no effect.
+
     >>> with_method({"num_speculative_tokens": 3, "draft_acceptance_rate": 0.8})["speculative_method"]
     'mtp'
     """
+    if flags.get("num_speculative_tokens") == 0:
+        return {name: value for name, value in flags.items() if name not in (*ALONE, *TREE, "num_speculative_tokens")}
     draft_flags = [name for name in (*ALONE, *TREE) if name in flags]
     if "num_speculative_tokens" not in flags:
         if draft_flags:

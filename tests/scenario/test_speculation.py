@@ -76,7 +76,7 @@ def test_words_for_what_does_not_go_together(session: Session) -> None:
         ({**DRAFTS, "speculative_method": "draft_model"}, "speculative_model is unset"),
         ({**DRAFTS, "speculative_method": "ngram", "speculative_model": "qwen3-0.6b"}, "speculative_method is ngram"),
         ({**DRAFTS, "draft_acceptance_rate": 1.5}, "draft_acceptance_rate is 1.5; give a number from 0 to 1"),
-        ({**DRAFTS, "num_speculative_tokens": 65}, "give a whole number from 1 to 64"),
+        ({**DRAFTS, "num_speculative_tokens": 65}, "give a whole number from 0 to 64"),
         ({"num_speculative_tokens": 2, "draft_acceptance": "0.8,0.9"}, "draft_acceptance is '0.8,0.9'; give the share"),
         ({**DRAFTS, "draft_acceptance": "0.8,0.7"}, "draft_acceptance and draft_acceptance_rate both say"),
         ({**DRAFTS, "speculative_num_steps": 5, "speculative_eagle_topk": 4}, "a tree of 3 draft tokens by mtp"),
@@ -187,6 +187,24 @@ def test_shares_by_position_trees_and_blocks(session: Session) -> None:
     assert branched["accepted_draft_tokens"] < chain["accepted_draft_tokens"]
     assert blocks["tpot_mean_ms"] < branched["tpot_mean_ms"] < chain["tpot_mean_ms"]
     assert plain["draft_tokens"] is None
+
+
+def test_drafts_that_do_not_pay_are_advised_off(session: Session) -> None:
+    # one token in five accepted by a model a sixth as large: each step loses more than it wins
+    flags = {
+        "model": "qwen3-4b",
+        "gpu": "h100_sxm",
+        "max_concurrency": 4,
+        "num_prompts": 8,
+        "input_len": 30,
+        "output_len": 60,
+    }
+    flags |= {"speculative_model": "qwen3-0.6b", "num_speculative_tokens": 4, "draft_acceptance_rate": 0.2}
+    advice = {(row["setting"], row["value"]) for row in session.simulate(**flags).advice().to_pylist()}
+    assert ("num_speculative_tokens", "0") in advice
+    assert normalise(flags | {"num_speculative_tokens": 0}).keys() == flags.keys() - {
+        *("speculative_model", "num_speculative_tokens", "draft_acceptance_rate")
+    }
 
 
 def test_an_assumed_acceptance_widens_the_interval(session: Session) -> None:
