@@ -94,6 +94,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "rates": (*SIMULATION, "sizing"),
     "sizes": (*SIMULATION, "sizing"),
     "sizes_limits": (*SIMULATION, "sizing"),
+    "sizes_round_trip": (*SIMULATION, "sizing"),
     "server_times": (*SIMULATION, "server"),
     "server_kept": (*SIMULATION, "server"),
     "server_aiperf": (*SIMULATION, "server"),

@@ -305,11 +305,10 @@ def read_again(session: Session, form: str, flags: Mapping[str, Any]) -> str:
     return "unsaid" if unsaid else "same" if rows[0] == rows[1] and counts[0] == counts[1] else "other"
 
 
-def main_round_trip(cases: int, seed: int) -> dict[str, Any]:
+def main_round_trip(cases: int, seed: int, first: int = 0) -> dict[str, Any]:
     """Print the deployments that are not read again as they were, and return the counts by form."""
     source, found, seen = random.Random(seed), Counter[str](), 0
-    for number in range(cases):
-        question = drawn(source)
+    for number, question in list(enumerate(drawn(source) for _ in range(cases)))[first:]:
         rows = ks.size(**question).as_dict()["rows"]
         with ks.connect() as session:
             for row in rows:
@@ -326,7 +325,7 @@ def main_round_trip(cases: int, seed: int) -> dict[str, Any]:
                     if outcome != "same":
                         print(number, form, outcome, json.dumps(flags), flush=True)
         print(json.dumps({"question": number, "deployments": seen, **dict(sorted(found.items()))}), flush=True)
-    return {"cases": cases, "seed": seed, "deployments": seen, **found}
+    return {"cases": cases, "first": first, "seed": seed, "deployments": seen, **found}
 
 
 def rates_with_more(
@@ -378,6 +377,7 @@ def main() -> None:
     """Compare `size` with the search of everything, print the cases, and record the figures with ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=30, metavar="N", help="questions (default: 30)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="with --round-trip: skip N questions")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed; while developing, even ones only")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="of the questions drawn, only these")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder that keeps the truths of questions")
@@ -387,7 +387,8 @@ def main() -> None:
     arguments = parser.parse_args()
     words = f"--cases {arguments.cases} --seed {arguments.seed}"
     if arguments.round_trip:
-        figures = main_round_trip(arguments.cases, arguments.seed)
+        figures = main_round_trip(arguments.cases, arguments.seed, arguments.first)
+        words += f" --first {arguments.first}"
     elif arguments.limits:
         figures = main_limits(arguments.cases, arguments.seed)
     else:

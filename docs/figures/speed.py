@@ -89,6 +89,7 @@ def sweeps() -> str:
 def decisions() -> str:
     """Table of how often highest rates, capacities, sizes and limits are right."""
     rates, sizes, limits, simulate_limits = (result(name) for name in ("rates", "sizes", "sizes_limits", "limits"))
+    trip = result("sizes_round_trip")
     capacity = result("capacity")
     engines = ", ".join(
         f"{percent(by_engine['near'], 0)} of {by_engine['cases']} on {ENGINES[name]}"
@@ -102,6 +103,8 @@ def decisions() -> str:
          f"{percent(capacity['near'], 0)} of {capacity['cases']} deployments ({engines}); median {percent(capacity['median'])}, worst {percent(capacity['worst'])} off"],
         [f"`size` against a search of everything ({sizes['deployments']:,} deployments; questions by {', '.join(sizes['kinds'])}): within 5 % of the lowest cost / said to be proven / cheaper than what holds / crashes",
          f"{sizes['near']} / {sizes['complete']} / {sizes['cheaper_than_holds']} / {sizes['crashes']} of {sizes['cases']} questions; CPU seconds: median {sizes['size_cpu_s']}, largest {sizes['size_cpu_s_most']}"],
+        ["`size -o`: deployments of its answers, written in each form of deployment file and read again: the same deployment",
+         "; ".join(f"{form}: {trip.get(f'{form} same', 0)} of {trip['deployments']}" for form in ("compose", "kubernetes", "dynamo", "llm-d"))],
         ["the limit that `size` names is the resource for which adding a fifth raises the rate most",
          f"{limits['right']} of {limits['cases']}; in {limits['near']} within 2 % of the rate"],
         ["the limit that `simulate` names is the resource for which adding a fifth raises throughput most", f"{simulate_limits['right']} of {simulate_limits['worlds']} worlds (seed {simulate_limits['seed']})"],

@@ -11,7 +11,7 @@ from kernelsight.scenario.stated_flags import object_text
 from kernelsight.sizing.daily import HOURS
 from kernelsight.sizing.decision import Demand, Option, option_of
 from kernelsight.sizing.prospects import NO_BOUND
-from kernelsight.sizing.sentences import ALWAYS, stated_flags
+from kernelsight.sizing.sentences import stated_flags
 from kernelsight.sweeps.find_rate import statistic
 
 if TYPE_CHECKING:
@@ -122,32 +122,20 @@ def search_rows(search: SizeSearch, demand: Demand) -> dict[str, list[dict[str, 
     return {"size_bounds": bounds, "size_simulations": simulations, "unsized_deployments": unsized}
 
 
-def axis_rows(search: SizeSearch) -> list[dict[str, Any]]:
-    """Return the rows of ``size_axes``: the values that are searched of the GPU, TP, and flags with several values."""
-    rows = [stated_flags(one.candidate.flags) for one in search.prospects.values()]
-    rows += [stated_flags(one.flags) for one in search.left_out.values()]
-    names = dict.fromkeys(name for row in rows for name in row)
-    axes = {name: dict.fromkeys(str(row.get(name, "default")) for row in rows) for name in names}
-    axes = {name: values for name, values in axes.items() if len(values) > 1 or name in ALWAYS}
-    return [{"flag": name, "values": list(values)} for name, values in axes.items()]
-
-
-def confidence_rows(options: Sequence[Option], demand: Demand) -> list[dict[str, Any]]:
-    """Return the rows of ``size_confidences``: the best of the options at each confidence, and what it costs then."""
+def cost_rows(options: Sequence[Option], demand: Demand) -> list[dict[str, Any]]:
+    """Return the rows of ``size_costs``: what each option takes at each confidence that it reaches."""
     rows = []
     for confidence in sorted({*CONFIDENCES, demand.confidence}):
         asked = demand._replace(confidence=confidence)
-        found = enumerate((option_of(one.sized, one.evidence, asked) for one in options), start=1)
-        holding = [(option.order, place, option) for place, option in found if option.holds]
-        if not holding:
-            break
-        _, place, best = min(holding, key=lambda item: item[:2])
-        hourly = hourly_of(best, demand)
-        price = None if hourly is None else best.instances * hourly
-        a_day = HOURS * best.mean_instances * hourly if best.start and hourly is not None else None
-        counts = {"instances": best.instances, "gpus": best.instances * best.sized.candidate.gpu_count}
-        costs = {"served": best.rate, "price_per_hour": price, "cost_per_day": a_day}
-        rows.append({"confidence": confidence, "place": place, **counts, **costs})
+        for place, option in enumerate((option_of(one.sized, one.evidence, asked) for one in options), start=1):
+            if not option.holds:
+                continue
+            hourly = hourly_of(option, demand)
+            price = None if hourly is None else option.instances * hourly
+            a_day = HOURS * option.mean_instances * hourly if option.start and hourly is not None else None
+            counts = {"instances": option.instances, "gpus": option.instances * option.sized.candidate.gpu_count}
+            costs = {"cost": option.cost, "served": option.rate, "price_per_hour": price, "cost_per_day": a_day}
+            rows.append({"confidence": confidence, "place": place, **counts, **costs})
     return rows
 
 

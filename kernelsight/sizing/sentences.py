@@ -116,9 +116,10 @@ def _probability(
     """Return the sentence on load and probability, and on a deployment that is cheaper but less probable to hold."""
     option = options[0]
     goals, hold = " and ".join(map(str, objectives)), "hold" if len(objectives) > 1 else "holds"
+    load = percent(option.load) if option.load >= 0.01 else "under 1%"
     if option.probability is None:
-        return f"That is a load of {percent(option.load)}; how surely {goals} {hold} is not known: a gamble."
-    sentence = f"At that load of {percent(option.load)}, {goals} {hold} with {_share(option.probability)} probability"
+        return f"That is a load of {load}; how surely {goals} {hold} is not known: a gamble."
+    sentence = f"At that load of {load}, {goals} {hold} with {_share(option.probability)} probability"
     if not option.holds:
         slow = "; if kernels and host are slow, at no rate" if not option.evidence.rate_if_slow else ""
         return f"{sentence}{slow}: a gamble, as no deployment keeps them with {_share(demand.confidence)}."

@@ -18,8 +18,7 @@ from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.speculation import named_draft
 from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.deployment_rows import (
-    axis_rows,
-    confidence_rows,
+    cost_rows,
     day_values,
     deployment_row,
     hour_rows,
@@ -47,14 +46,14 @@ Rows = dict[str, list[dict[str, Any]]]
 )
 @produces(
     *("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours"),
-    *("size_axes", "size_bounds", "size_simulations", "size_confidences"),
+    *("size_bounds", "size_simulations", "size_costs"),
 )
 def size_tables(size_questions: pa.Table, *, fork: Callable[[], Session], report: Report) -> Rows:
     """Search GPUs, parallel sizes and settings for the cheapest deployment of each question, at steady rates.
 
     InvalidInput: the first question cannot be answered; why another cannot is its answer.
     """
-    tables: Rows = {name: [] for name in TABLES}
+    tables: Rows = {name: [] for name in size_tables.produces}
     for number, row in enumerate(size_questions.to_pylist()):
         question = question_of(row)
         question.check()
@@ -70,7 +69,7 @@ def size_tables(size_questions: pa.Table, *, fork: Callable[[], Session], report
     return tables
 
 
-TABLES = size_tables.produces
+TABLES = (*size_tables.produces, "size_axes", "size_confidences")
 
 
 def _answer_rows(session: Session, question: Question, report: Report) -> Rows:
@@ -133,8 +132,7 @@ def _rows(
             name: [{"place": rank, **row} for rank, row in enumerate(rows, start=1)]
             for name, rows in search_rows(search, demand).items()
         },
-        "size_axes": axis_rows(search),
-        "size_confidences": confidence_rows(options, demand),
+        "size_costs": cost_rows(options, demand),
         "size_hours": hour_rows(options[0], demand, checked) if day else [],
     }
 

@@ -10,20 +10,20 @@ import numpy as np
 
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.steady import LEAST_REQUESTS
-from kernelsight.sweeps.trials import Trial, Trials, gap_percentile
+from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile
 
 # requests of a closed loop per request in flight
 TURNOVER = 6
 # requests served one at a time
 ALONE = 24
 # factor between concurrency levels, and bisections between the last two
-LEVELS, HALVINGS = 4, 2
+LEVELS, HALVINGS = 4, 3
 # safety factor on a bound from a single load
 CAUTION = 1.1
 # a closed loop without pauses, all of whose requests are in flight
 NO_PAUSES = dict.fromkeys(("think_time_s", "think_time_cv", "think_time_limit_s", "concurrency_ramp_s"))
-# metrics whose objectives bound how long users wait
-WAITS = ("ttft", "e2e", "queue")
+# metrics whose objectives bound how long users wait, and those that a closed loop of as many in flight does not exceed
+WAITS, IN_FLIGHT = ("ttft", "e2e", "queue"), ("tpot", "itl", "e2e")
 
 
 class Capacity(NamedTuple):
@@ -43,49 +43,48 @@ class Capacity(NamedTuple):
 def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
     """Return the upper bound of the rate, from single requests and closed loops of rising concurrency.
 
-    No higher rate keeps the objectives than the throughput of a closed loop whose decode steps take longer than the
-    objective on TPOT, and no more users than its concurrency.
+    Where as many requests are always in flight, throughput is the highest that they allow: no higher rate keeps the
+    objectives than the throughput of a closed loop without pauses that misses one on TPOT, ITL or E2E latency, and no
+    more requests in flight than its concurrency.
     """
     scenario = trials.scenario(scenario_id)
     requests = max(ALONE, scenario["num_turns"] or 1)  # a whole conversation, whose last prompts are the longest
     (alone,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=1, **NO_PAUSES)
-    missed = _missed_alone(alone, objectives)
+    missed = _missed(alone, [objective for objective in objectives if objective.metric != "itl"])
     if missed or alone.lost:
         return Capacity(alone, 0.0, missed)
+    in_flight = [objective for objective in objectives if objective.metric in IN_FLIGHT]
     settings = trials.settings(scenario_id)
     seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
-    longest_gap_ms = min(
-        (objective.most_ms for objective in objectives if objective.metric == "tpot"), default=math.inf
-    )
     best, level, below = 0.0, 1, 1  # highest throughput, concurrency, and the level before it
 
     def bound() -> Capacity:
         highest = CAUTION * max(best, throughput)
         if scenario["request_rate"]:  # of conversations, whose turns are requests
             return Capacity(alone, highest / (scenario["num_turns"] or 1), None, max(best, throughput))
-        in_flight = CAUTION * level
+        most = CAUTION * level
         if level >= seats:
-            held = trials.requests_in_cache(scenario_id, tokens / (scenario["num_turns"] or 1))
-            in_flight = _most_in_flight(seats, best, objectives, held, bool(scenario["decode_replicas"]))
-        return Capacity(alone, in_flight + highest * pause_s(scenario), None, max(best, throughput))
+            held = trials.requests_in_cache(scenario_id, sum(trial.tokens) / (scenario["num_turns"] or 1))
+            most = _most_in_flight(seats, best, objectives, held, bool(scenario["decode_replicas"]))
+        return Capacity(alone, most + highest * pause_s(scenario), None, max(best, throughput))
 
     while True:
         level, below = min(level * LEVELS, seats), level
-        throughput, gap_ms, tokens = _closed_loop(trials, scenario_id, level)
+        throughput, trial = _closed_loop(trials, scenario_id, level)
         grows = throughput > best * 1.02
-        if gap_ms > longest_gap_ms:
+        if _missed(trial, in_flight):
             break
         best = max(best, throughput)
         if level >= seats or not grows:
             level = seats
             return bound()
-    # between these two levels decode steps exceed the objective
+    # between these two levels an objective breaks
     for _ in range(HALVINGS):
         middle = round(math.sqrt(below * level))
         if not below < middle < level:
             break
-        reached, gap_ms, _ = _closed_loop(trials, scenario_id, middle)
-        if gap_ms > longest_gap_ms:
+        reached, trial = _closed_loop(trials, scenario_id, middle)
+        if _missed(trial, in_flight):
             level, throughput = middle, reached
         else:
             below, best = middle, max(best, reached)
@@ -116,29 +115,30 @@ def pause_s(scenario: Mapping[str, Any]) -> float:
     return (turns - 1) / turns * (think_s if limit_s is None else min(think_s, limit_s))
 
 
-def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, float, float]:
-    """Simulate a closed loop of concurrency ``level`` without pauses.
-
-    Return its throughput in requests/s, its median ITL in ms, and the mean tokens of an arrival.
-    """
+def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, Trial]:
+    """Simulate a closed loop of concurrency ``level`` without pauses; return its throughput in requests/s, and it."""
     requests = min(level * TURNOVER, 2 * level + LEAST_REQUESTS)
     (trial,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=level, **NO_PAUSES)
-    return _throughput(trial, requests, level), gap_percentile(trial.gaps, 50.0), sum(trial.tokens)
+    return _throughput(trial, requests, level), trial
 
 
-def _missed_alone(alone: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
-    """Return the first objective that requests served one at a time miss, and its value in ms; None: they miss none."""
+def _missed(trial: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
+    """Return the first objective that requests miss on average, and its value in ms; None: they miss none.
+
+    Few requests have no tail: the median is taken for higher percentiles too.
+    """
     for objective in objectives:
+        percent = objective.percent and min(objective.percent, 50.0)
         if objective.metric == "itl":
-            continue
-        values = alone.latencies[objective.metric]
-        values = values[~np.isnan(values)]
-        if values.size:
-            percent = objective.percent
-            # few requests have no tail: the median is taken for higher percentiles too
-            value = float(values.mean() if percent is None else np.percentile(values, min(percent, 50.0)))
-            if value > objective.most_ms:
-                return objective, value
+            value = gap_mean(trial.gaps) if percent is None else gap_percentile(trial.gaps, percent)
+        else:
+            values = trial.latencies[objective.metric]
+            values = values[~np.isnan(values)]
+            if not values.size:
+                continue
+            value = float(values.mean() if percent is None else np.percentile(values, percent))
+        if value > objective.most_ms:
+            return objective, value
     return None
 
 

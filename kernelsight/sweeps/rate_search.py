@@ -193,7 +193,7 @@ class RateSearch:
         if holds is None:
             drifts = broken is not None and broken.verdict.pressure <= 1.0
             return HighestRate(None, None, None, not drifts, 0, broken, broken, self.capacity)
-        low, high = (self._end(holds, effort, side) if effort.ends else self._near_end(side) for side in (-1, 1))
+        low, high = (self._end(holds, effort, side) if effort.ends else self._near_end(holds, side) for side in (-1, 1))
         low, high = min(low, holds.rate), max(min(high, self._highest, self.capacity.most), holds.rate)
         steady = holds.verdict.stays >= 0.95 * COUNTED
         return HighestRate(holds.rate, low, high, steady, holds.requests, holds, broken, self.capacity)
@@ -323,12 +323,21 @@ class RateSearch:
             below, step = reached, step * 1.05
         return rate
 
-    def _near_end(self, side: int) -> float:
-        """Estimate an end of the range, as ``_end``, between the simulated rates on its two sides."""
-        points = {one.rate: (one.rate, _bound(one, side)) for one in self.served.values()}.values()
-        below = max((point for point in points if point[1] <= 1.0), default=(LOWEST_RATE, 0.0))
-        above = min((point for point in points if point[1] > 1.0 and point[0] > below[0]), default=below)
-        return _crossing(below, above)
+    def _near_end(self, holds: TriedRate, side: int) -> float:
+        """Estimate an end of the range, as ``_end``, between the simulated rates on its two sides.
+
+        By their levels, and the margin that one run has at ``holds``: margins of short runs, of two seeds, are wide.
+        """
+        bound = _bound(holds, side)
+        margin = bound / max(holds.verdict.level, 1e-9)
+        levels = {one.rate: margin * one.verdict.level for one in self.served.values()} | {holds.rate: bound}
+        points = sorted(point for point in levels.items() if side * (point[0] - holds.rate) >= 0.0)
+        broken = [point for point in points if point[1] > 1.0]
+        if side < 0:
+            below = max((point for point in points if point[1] <= 1.0), default=(LOWEST_RATE, 0.0))
+            return _crossing(below, min((point for point in broken if point > below), default=below))
+        above = min(broken, default=None)
+        return _crossing(max((one for one in points if one < above), default=above), above) if above else points[-1][0]
 
     def _allowed(self, rate: float) -> float:
         """Return the nearest rate that can be simulated: users are a whole number, at least one, within the bound."""

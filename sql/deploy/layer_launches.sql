@@ -26,7 +26,8 @@ select
   nodes.count * known.operations as operations,
   not known.swept and known.mode = 'any' as apart,
   known.swept,
-  case known.columns when 'experts' then nodes.experts when 'top_k' then nodes.top_k when 'hidden' then nodes.hidden end as columns,
+  case known.columns when 'experts' then nodes.experts when 'top_k' then nodes.top_k when 'hidden' then nodes.hidden when 'two_hidden' then nodes.hidden end as columns,
+  coalesce(known.columns = 'two_hidden', false) as two_inputs,
   nodes.count * coalesce(known.host_us, 0) as host_us
 from nodes
 join deployment_settings as settings using (deployment_id)

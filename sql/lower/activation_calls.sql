@@ -20,7 +20,7 @@ gates as (
   from layers where attention = 'linear'
   union all
   -- kernels inside other nodes that their sweeps do not hold, such as the router's choice of experts
-  select deployment_id, layer_kind, launch, count, columns, false, 0 from layer_launches where apart
+  select deployment_id, layer_kind, launch, count, columns, two_inputs, 0 from layer_launches where apart
 )
 select
   gates.deployment_id,

@@ -3,11 +3,14 @@ with sums as (
   select deployment_id, layer_kind, 'attention_all_reduce' as name, count, hidden, tp as group_size from sharded_layers where tp > 1
     and attention <> 'none'
   union all
-  -- one FP32 sum for the queries of a token and one for its keys: the size of 4 elements of 2 bytes
-  select layers.deployment_id, layers.layer_kind, 'qk_norm_all_reduce', layers.count, 4, layers.tp
+  -- one FP32 sum for the queries of a token and one for its keys: the size of 4 elements of 2 bytes, in one all-reduce or two
+  select layers.deployment_id, layers.layer_kind, 'qk_norm_all_reduce', case when parts.launched then 2 else 1 end * layers.count,
+         case when parts.launched then 2 else 4 end, layers.tp
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
+  left join engine_fusions as parts on parts.engine = layers.engine and parts.operation = 'qk_norm_apart' and parts.architecture = models.architecture
+   and is_of_versions(layers.engine_version, parts.from_version, parts.before_version)
   where layers.tp > 1 and models.qk_norm = 'full' and layers.attention in ('full', 'sliding', 'selected')
   union all
   -- after an all-to-all, routed outputs are complete; after a reduce-scatter over the data-parallel ranks, each tensor-parallel rank has a part

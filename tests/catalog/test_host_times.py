@@ -29,3 +29,8 @@ def test_every_time_has_an_interval_and_a_source(row: dict) -> None:
 def test_classes_of_cpus_have_an_interval_and_a_source() -> None:
     for row in facts("cpus").to_pylist():
         assert row["speed_low"] < row["speed"] <= row["speed_high"] and row["source"], row
+
+
+def test_vllm_before_0_8_is_the_engine_before_v1() -> None:
+    exposed = {row["from_version"]: row["step_exposed_us"] for row in ROWS if row["engine"] == "vllm"}
+    assert exposed["0"] > exposed["0.6"] > exposed["0.8"] == 0.0

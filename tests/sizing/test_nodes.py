@@ -94,12 +94,13 @@ def test_a_saved_answer_is_read_and_its_question_answered_again(found: Sizing, t
 
 def test_what_makes_an_answer_is_explained() -> None:
     with connect() as session:
-        for name in TABLES:
-            drawn = session.explain(name)
-            assert f"{name}: 1 step\nmissing   size_questions\n" in drawn and f"   1  {TABLES[0]}, " in drawn
-            assert "function: Search GPUs, parallel sizes and settings" in drawn and "step_costs" not in drawn
+        drawn = session.explain("size_costs")
+        assert "size_costs: 1 step\nmissing   size_questions\n" in drawn and f"   1  {TABLES[0]}, " in drawn
+        assert "function: Search GPUs, parallel sizes and settings" in drawn and "step_costs" not in drawn
         opened = session.explain("size_answers", opened=True)
+        axes, confidences = (session.explain(name) for name in ("size_axes", "size_confidences"))
     assert "inside size_answers, which gives what is missing: " in opened and "  step_costs, " in opened
+    assert "from size_bounds, unsized_deployments" in axes and "from size_costs" in confidences
     assert max(map(len, opened.splitlines())) <= 100
 
 

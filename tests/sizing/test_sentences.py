@@ -38,6 +38,7 @@ def test_what_fails_where_kernels_are_slow_is_called_a_gamble() -> None:
     unsure = said(option("l4", 1.0, 0.0, 0.4, False))
     assert "at no rate: a gamble, as no deployment keeps them with 90%." in unsure
     assert said(option("l4", 1.0, None, None, False)).endswith("is not known: a gamble.")
+    assert "At that load of under 1%, " in said(option("l4", 1.0, 4.0, 0.95, True)._replace(load=0.002))
 
 
 @pytest.mark.parametrize(("tier", "measured"), [("points-measured", True), ("cross-generation", False)])

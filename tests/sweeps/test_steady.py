@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelsight.scenario.objectives import Objective
+from kernelsight.scenario.objectives import Objective, objectives_of
 from kernelsight.serving.engine.records import ITL_BINS
 from kernelsight.sweeps.capacity import Capacity, capacity_of
 from kernelsight.sweeps.rate_search import FULL, LOWEST_RATE, RateSearch, _rounded, seeds_for
@@ -210,7 +210,9 @@ class ClosedLoop(OneServer):
         gaps[np.abs(bin_centres() - gap_ms(level)).argmin()] = 10 * requests
         # the last of them run beside fewer and fewer: half of that time is lost
         lasts_s = requests / served_per_s(level) / (1.0 - 0.5 * level / requests)
-        return [Trial(dict.fromkeys(("ttft", "tpot", "queue"), np.full(requests, 10.0)), gaps, False, (1, 1), lasts_s)]
+        times_ms = {"ttft": 10.0, "queue": 10.0, "tpot": gap_ms(level), "e2e": 10 * gap_ms(level)}
+        latencies = {name: np.full(requests, value) for name, value in times_ms.items()}
+        return [Trial(latencies, gaps, False, (1, 1), lasts_s)]
 
 
 def gap_ms(level: int) -> float:
@@ -221,9 +223,12 @@ def served_per_s(level: int) -> float:
     return level / (10 * gap_ms(level) / 1e3)
 
 
-def test_no_rate_is_higher_than_that_of_the_longest_step() -> None:
-    """A step of 40 requests takes 30 ms: with more no objective holds that is met at 60 ms too."""
-    slo = [Objective("tpot", 99.0, 60.0), Objective("tpot", 50.0, 30.0)]
+@pytest.mark.parametrize(
+    "asked", [{"tpot_p99_ms": 60.0, "tpot_p50_ms": 30.0}, {"itl_mean_ms": 30.0}, {"e2e_p90_ms": 300.0}]
+)
+def test_no_rate_is_higher_than_that_of_the_longest_step(asked: dict[str, float]) -> None:
+    """A step of 40 requests takes 30 ms, and ten of them 300 ms: with more requests in flight no objective holds."""
+    slo = objectives_of(asked)
     assert served_per_s(40) <= capacity_of(ClosedLoop(5.0), "s", slo).most <= 1.1 * served_per_s(46)
     assert 40 <= capacity_of(ClosedLoop(None), "s", slo).most <= 1.1 * 46
 

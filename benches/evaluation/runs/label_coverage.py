@@ -24,6 +24,7 @@ LABELS = {
     "measured share": lambda row: band(row["measured_share"]),
     "vendor": lambda row: row["vendor"],
     "engine": lambda row: row["engine"],
+    "engine age": lambda row: f"{row['engine']} from {row['host_version']}",
     "campaign": lambda row: row["campaign"],
     "class": lambda row: "mixture of experts" if row["is_moe"] else "dense",
 }

@@ -6,12 +6,12 @@ import contextlib
 import re
 from typing import Any
 
-from kernelsight.catalog.tables import facts
+from kernelsight.catalog.tables import catalogue_yaml, facts
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import Refuse
 from kernelsight.files.bounded_values import parse_json, parse_toml, parse_yaml
 from kernelsight.files.budget import MANIFEST
-from kernelsight.scenario.launch.python_calls import read_python
+from kernelsight.scenario.launch.python_calls import COMMANDS, folded, read_python
 
 _QUOTES = str.maketrans("“”„‟«»‘‚‛\u00a0\u202f\u2003", '""""""\'\'\'   ', "\u200b\ufeff")
 _APOSTROPHE = re.compile(r"(?<!\w)’|’(?!\w)")
@@ -20,14 +20,17 @@ _DASH = re.compile(r"(?<!\S)(?:[–—]-?|-[–—])(?=[a-zA-Z][\w-]+)")
 _TEMPLATE = re.compile(
     r"\{\{-?\s*(?:\.(?!(?:Name|Namespace|Labels|Annotations|Spec)\b)|\$|[a-z]+\s+[\"(.$]|(?:else|end)\b)"
 )
-_CONTINUED = re.compile(r"(?<=[ \t])[`^][ \t]*$", re.MULTILINE)  # by PowerShell and cmd
-_DOCKERFILE = re.compile(r"(?:FROM|ARG)\s+\S+", re.IGNORECASE)
+_CONTINUED = re.compile(r"(?<=[ \t])(?:[`^]|\\(?=[ \t]))[ \t]*$", re.MULTILINE)  # by PowerShell, cmd; as posted
+_DOCKERFILE = re.compile(r"(?:FROM|ARG)\s+\S+(?:\s+(?!import\b)|$)", re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
+_FENCED = re.compile(r"^[ \t]*```[\w-]*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+_OBJECT = re.compile(r"<[^<>]*>")  # as Python prints what has no literal
 _YAML_LINE = re.compile(r"(?:-\s+)*[\"']?[\w./$-]+[\"']?\s*:(?:\s|$)|- |---|\{|%YAML")
 _SECTION = re.compile(r"^\[(?:Service|Unit|Container|program:[\w.-]+)\]\s*$", re.MULTILINE)
 _TOML_LINE = re.compile(r"^(?:\[+[\w.\"-]+\]+|[\w.\"-]+\s+=\s)", re.MULTILINE)
 _PYTHON = re.compile(r"^(?:import|from)\s+\w[\w.]*(?:\s+import\b|\s*$|\s+as\b)", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]\s*(\S+)", re.MULTILINE)
+MOST_LOGGED = 20_000  # characters of a log's line
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus", "C": "constraint"}
 
 
@@ -36,7 +39,9 @@ def read_documents(text: str, refuse: Refuse) -> list[Any]:
 
     ``refuse`` makes the error for a text that cannot be parsed, or is a Helm template.
     """
-    text = _FENCE.sub("", text) if "```" in text else text
+    text = _fenced(text) if "```" in text else text
+    if logged := _logged(text):
+        return [logged]
     lines = (line.strip() for line in text.splitlines())
     first = next((line for line in lines if line and not line.startswith("#")), "")
     if _TEMPLATE.search(text) and (_YAML_LINE.match(first) or first.startswith("{{")):
@@ -63,6 +68,34 @@ def read_documents(text: str, refuse: Refuse) -> list[Any]:
     text = _CONTINUED.sub(r"\\", text.replace("\r\n", "\n"))
     sizes = {_SHORT.get(name, name): value for name, value in _SBATCH.findall(text)}
     return [{"shell": text, "sbatch": sizes}]
+
+
+def _fenced(text: str) -> str:
+    """Return the blocks of code of a page, whose prose starts no server, else all of it without the fences."""
+    blocks, prose = _FENCED.findall(text), _FENCED.sub("", text)
+    is_all = not blocks or any(sign in prose for sign in COMMANDS)
+    return _FENCE.sub("", text) if is_all else "\n".join(blocks)
+
+
+def _logged(text: str) -> dict[str, Any] | None:
+    """Return the arguments that a server logs when it starts, as those of a call in a program; None: it logs none.
+
+    >>> _logged("INFO 01-02 server_args=ServerArgs(model_path='Qwen/Qwen3-8B', tp_size=2)")
+    {'calls': [{'sglang.ServerArgs': {'model_path': 'Qwen/Qwen3-8B', 'tp_size': 2}}]}
+    """
+    for row in catalogue_yaml("launch_words")["logged"]:
+        calls = []
+        for start in re.finditer(row["starts"], text):
+            line = text[start.end() : start.end() + MOST_LOGGED].partition("\n")[0]
+            closed = line.rfind(")" if line.startswith("(") else "}") + 1
+            arguments = folded(f"{'dict' if line.startswith('(') else ''}{_OBJECT.sub('None', line[:closed])}", {})
+            if isinstance(arguments, dict):
+                version = re.search(row["version"], text[: start.start()])
+                stated = {name: value for name, value in arguments.items() if value is not None}
+                calls.append({row["call"]: stated | ({"engine_version": version[1]} if version else {})})
+        if calls:
+            return {"calls": calls[-1:]}
+    return None
 
 
 def plain_text(text: str) -> str:

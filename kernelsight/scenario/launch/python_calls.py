@@ -22,7 +22,7 @@ _OPERATORS = {
 }
 # most characters and values that folding may make, and the largest number
 _LONGEST, _LARGEST = 10_000, 10**15
-_COMMANDS = ("vllm serve", "launch_server", "trtllm-serve", "sglang serve", "api_server", "dynamo.")
+COMMANDS = ("vllm serve", "launch_server", "trtllm-serve", "sglang serve", "api_server", "dynamo.")
 
 
 def read_python(text: str, refuse: Refuse) -> dict[str, Any] | None:
@@ -161,7 +161,7 @@ class _Program(ast.NodeVisitor):
         found = []
         for value in [*self.texts, *self.names.values()]:
             text = " ".join(_word(str(word)) for word in value) if isinstance(value, list) else value
-            if isinstance(text, str) and any(sign in text for sign in _COMMANDS):
+            if isinstance(text, str) and any(sign in text for sign in COMMANDS):
                 found.append(text)
         return found
 

@@ -175,12 +175,14 @@ def _mounted(role: Role, at: At, value: Any) -> Role:
     return role
 
 
+# forms whose tag is the engine's version
+OF_ENGINE = ("dynamo_service", "options")
 OPERATIONS: dict[str, Operation] = {
     "name": lambda role, at, value: role.named(redacted_text(role.text(value))),
     "role": _role,
     "engine": _engine,
     "image": _image,
-    "tag": lambda role, at, value: role.with_fact(tag=role.text(value), tag_is_engine=at.row.form == "dynamo_service"),
+    "tag": lambda role, at, value: role.with_fact(tag=role.text(value), tag_is_engine=at.row.form in OF_ENGINE),
     "words": _words,
     "entrypoint": lambda role, at, value: role.with_fact(entrypoint=_words_of(role, at, value)),
     "arguments": lambda role, at, value: _with_words(role, _words_of(role, at, value)),

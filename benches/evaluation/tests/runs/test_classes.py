@@ -101,6 +101,7 @@ def compared(error: float, factor: float) -> dict[str, Any]:
 
 def test_coverage_is_counted_by_what_is_known_beforehand() -> None:
     known = {"tier": "gpu-measured", "measured_share": 0.3, "vendor": "nvidia", "engine": "vllm", "campaign": "a"}
+    known["host_version"] = "0.11"
     first = known | {"is_moe": True, "compared": {"ttft_mean": compared(0.1, 1.2), "itl_p50": compared(0.5, 1.2)}}
     second = known | {"is_moe": False, "vendor": "amd", "compared": {"ttft_mean": compared(-0.4, 1.5)}}
     # E2E of 10 + 2 x 5 ms follows from the other two, here with an interval of its own
@@ -114,4 +115,5 @@ def test_coverage_is_counted_by_what_is_known_beforehand() -> None:
     assert found["class", "mixture of experts", "tpot"]["coverage_90"] == 0.0  # its median gap stands for TPOT
     assert found["vendor", "amd", "e2e"]["n"] == 1 and found["vendor", "amd", "e2e"]["coverage_90"] == 1.0
     assert found["vendor", "amd", "e2e"]["median_ape"] == pytest.approx(0.1)
+    assert found["engine age", "vllm from 0.11", "ttft"]["n"] == 2
     assert ("class", "dense", "throughput") not in found
