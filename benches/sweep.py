@@ -57,7 +57,7 @@ def parts_of(session: Session, rows: list[dict[str, Any]]) -> dict[str, tuple[fl
     spent = {}
     with session.fork() as fork:
         plan = plan_rows(fork, rows)
-        (part,) = split(plan, 10**9)
+        (part,) = split(plan, 10**9, len(rows))
         spent["plan"] = lap()
         give_plan(fork, part.deployments, part.scenarios)
         fork.compute("deployment_faults", "memory_plan", "host_settings")

@@ -182,9 +182,10 @@ class Session(dataflow.Session):
         """Simulate every scenario of a grid in partitions, on threads, processes (``workers``) or Ray (``executor``).
 
         ``slo``: largest values of summary columns, such as ``{"ttft_p99_ms": 2000.0}``, for the column
-        ``meets_slo``; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder`` keeps finished
-        partitions, with which ``resume`` continues after a kill; ``intervals``: with 90 % intervals of TTFT, TPOT and
-        throughput, which take three more simulations (otherwise ``table("scenario_intervals")`` makes them later);
+        ``meets_slo``; ``goodput``: objectives such as ``{"goodput_ttft_ms": 500.0}``; ``folder``, or the URI of an
+        object store, keeps finished partitions, with which ``resume`` continues after a kill; ``intervals``: with 90 %
+        intervals of TTFT, TPOT and throughput, which take three more simulations (otherwise
+        ``table("scenario_intervals")`` makes them later);
         ``correction``: corrections that ``compare`` fitted (a file, or its table ``fitted_corrections``), for the
         deployments that they were fitted for.
         """
@@ -199,9 +200,8 @@ class Session(dataflow.Session):
             raise InvalidInput(f"workers is {workers!r}; give a whole number of processes of at least 1.")
         if resume and not folder:
             raise InvalidInput("resume needs the folder in which the partitions of the sweep were kept.")
-        partitions = Path(folder) if folder else None
         how = {"workers": workers, "executor": executor, "connect": connect, "intervals": intervals}
-        execution = Execution(folder=partitions, resume=resume, **how)
+        execution = Execution(folder=folder or None, resume=resume, **how)
         options = {
             "goodput": goodput_of(goodput) or None,
             "slo": slo and stated_slo(slo),

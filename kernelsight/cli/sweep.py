@@ -12,16 +12,19 @@ from kernelsight.cli.options import (
     open_session,
 )
 from kernelsight.errors import InvalidInput
-from kernelsight.present.output import PAGE_ENDINGS, check_ending, csv_of, note, write_table
+from kernelsight.present.output import PAGE_ENDINGS, as_json, check_ending, csv_of, note, write_table
 from kernelsight.present.pages.sweep import sweep_page
 from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML, show
+from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.flags import OF_LAUNCH
-from kernelsight.scenario.grid import read_grid
+from kernelsight.scenario.grid import open_grid, read_grid
 from kernelsight.scenario.objectives import parse_objectives, parse_slo
 from kernelsight.scenario.prices import priced, read_prices
 from kernelsight.scenario.scenario_rows import gpu_assumptions
-from kernelsight.sweeps.partitions import Store, import_ray
+from kernelsight.sweeps.blocks import Question, sweep_into
+from kernelsight.sweeps.executors import import_ray
+from kernelsight.sweeps.parts import Parts, is_uri
 from kernelsight.sweeps.runs import SWEEP, WhatIf
 from kernelsight.sweeps.sweep import Execution, plan_sweep
 
@@ -33,15 +36,19 @@ if TYPE_CHECKING:
 
 def run(arguments: Any) -> None:
     """Simulate the grid or search its highest rates; print and write the rows."""
-    target = check_ending(arguments.output, PAGE_ENDINGS)
+    place = arguments.output if arguments.output and (is_uri(arguments.output) or arguments.output[-1] == "/") else None
+    target = None if place else check_ending(arguments.output, PAGE_ENDINGS)
     _check_words(arguments, target)
     slo = parse_slo(arguments.slo or [])
     goodput = parse_objectives(arguments.goodput or [])
     with locked(target) if target else contextlib.nullcontext(), open_session(arguments) as session:
         session.progress = None
-        rows = read_grid(session, arguments.grid)
         launch_line(arguments, {})
         base = {name: value for name in OF_LAUNCH if (value := getattr(arguments, name)) is not None}
+        if place:
+            _into_parts(session, Parts(place), base, Question(goodput, slo, {}), arguments)
+            return
+        rows = read_grid(session, arguments.grid)
         rows = [{**base, **row} for row in rows]
         for sentence in dict.fromkeys(text for row in rows for text in gpu_assumptions(session, row)):
             note(sentence)
@@ -63,8 +70,27 @@ def run(arguments: Any) -> None:
         elif target and target.suffix != HTML:
             write_table(sweep.summary, target)
         if execution.folder:
-            Store(execution.folder).remove()
+            Parts(execution.folder).remove()
         show(lambda: sweep.page(slo), arguments.format, target, lambda: csv_of(sweep.summary))
+
+
+def _into_parts(session: Session, parts: Parts, base: Mapping[str, Any], question: Question, arguments: Any) -> None:
+    """Simulate a grid into a folder or at a URI, and say what lies there."""
+    if arguments.correction:
+        give_corrections(session, arguments.correction)
+    question = question._replace(prices=read_prices(session, arguments.prices))
+    with Waiting("simulating") as waiting:
+        grid, execution = open_grid(session, arguments.grid, base), _execution(arguments, None, waiting)
+        swept = sweep_into(session, grid, parts, question, execution)
+    for sentence in swept.assumed:
+        note(sentence)
+    counts = {"scenarios": swept.rows, "served": swept.served, "faults": swept.rows - swept.served}
+    if arguments.format == "json":
+        print(as_json(counts | {"parts": str(parts)}))
+    else:
+        print(
+            f"{swept.rows:,} scenarios, {swept.served:,} served, {counts['faults']:,} cannot run; they are in {parts}"
+        )
 
 
 def _refuse_another_sweep(
@@ -133,7 +159,7 @@ def _partitions_folder(target: Path) -> Path:
 
 def _check_words(arguments: Any, target: Path | None) -> None:
     """Raise InvalidInput for options that exclude each other."""
-    if arguments.resume and target is None:
+    if arguments.resume and arguments.output is None:
         raise InvalidInput("--resume needs -o FILE, the file of the interrupted sweep.")
     if arguments.executor == "ray":
         import_ray()
@@ -141,6 +167,8 @@ def _check_words(arguments: Any, target: Path | None) -> None:
         raise InvalidInput(
             "--find-rate needs --slo, the objectives that the rate must meet, such as --slo ttft_p99:500."
         )
+    if arguments.find_rate and arguments.output and target is None:
+        raise InvalidInput("--find-rate writes one file; give -o FILE.")
     if arguments.find_rate and arguments.resume:
         raise InvalidInput("--find-rate cannot be resumed; remove --resume.")
     if arguments.at_rate is not None and not arguments.find_rate:

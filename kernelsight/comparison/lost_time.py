@@ -28,14 +28,12 @@ MOST_LOST = 0.97
 class LostTime(NamedTuple):
     """Lost share of each window of a log: 0.5 means half as fast as predicted, -1 twice as fast.
 
-    ``start_s``: start of the first window; ``width_s``: of every window; ``share``: shape [windows]; ``covered``:
-    seconds of decoding requests in each window, shape [windows].
+    ``start_s``: start of the first window; ``width_s``: of every window; ``share``: shape [windows].
     """
 
     start_s: float
     width_s: float
     share: np.ndarray
-    covered: np.ndarray
 
     @property
     def log_factor(self) -> np.ndarray:
@@ -71,7 +69,7 @@ def lost_time(measured: Measured, base: Replayed) -> LostTime | None:
         deviation = np.abs(excess - overlap @ lost_share) / sd
         spread = max(float(np.median(deviation)) * 1.4826, 1.0)
         weight = np.minimum(1.0, HUBER * spread / np.maximum(deviation, 1e-9)) / (sd * spread) ** 2
-    return LostTime(start, width, lost_share, overlap.sum(axis=0))
+    return LostTime(start, width, lost_share)
 
 
 def _overlap(begin: np.ndarray, end: np.ndarray, width: float, count: int) -> np.ndarray:

@@ -34,9 +34,13 @@ MACROS = "macros"
 
 def open_database(macros: str = "") -> duckdb.DuckDBPyConnection:
     """Open an in-memory database and run ``macros``, CREATE MACRO statements whose macros every cursor then has."""
+    import tempfile
+
     import duckdb
 
-    database = duckdb.connect(":memory:", config=SETTINGS)
+    # what does not fit into memory goes to a folder of this database alone, not into the one where it was asked
+    spilled = f"{tempfile.gettempdir()}/kernelsight-{os.urandom(8).hex()}"
+    database = duckdb.connect(":memory:", config=SETTINGS | {"temp_directory": spilled})
     if macros:
         database.execute(macros)
     return database

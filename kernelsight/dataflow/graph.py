@@ -100,11 +100,6 @@ class Graph:
             yield from python_nodes(*source)
             yield from generated_nodes(*source, self._groups)
 
-    @property
-    def made(self) -> set[str]:
-        """The tables that a node makes."""
-        return {*self._files, *self._functions}
-
     def nodes(self) -> dict[str, Node | None]:
         """Return the node of every table with a contract, all of them read now; None for a table that no node makes."""
         return {name: self.node(name) for name in self.contracts}

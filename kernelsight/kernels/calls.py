@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,7 +24,6 @@ from kernelsight.kernels.work import evaluated, field_of, fields
 KERNEL = "implementation"
 # string columns that latencies rest on
 WORDS = ("deployment_id", "gpu", "engine", "format", "math", KERNEL)
-_FIELDS = re.compile(r'shape\."(\w+)"')
 # shape fields that may be 0, and those that may be missing, which means 0
 MAY_BE_ZERO = {"window", "cached_tokens", "context"}
 MAY_BE_MISSING = {"window"}
@@ -33,14 +31,15 @@ MAY_BE_MISSING = {"window"}
 LARGEST_SIZE = 2**53
 
 
-def call_latencies(calls: pa.Table, tier: str, *fact_tables: pa.Table) -> pa.Table:
+def call_latencies(calls: pa.Table, tier: str, harness: str | None, *fact_tables: pa.Table) -> pa.Table:
     """Return ``kernel_latencies`` rows of ``kernel_calls`` rows, in their order.
 
-    ``fact_tables``: gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power. UnknownName: no such
-    family or kernel. InvalidInput: no rows, a shape lacks a field that its family needs, a size or count is not
-    positive, or the arithmetic is of no known dtype or not the GPU's.
+    ``harness``: None: as the engine's sweep was measured; HARNESS: intervals hold for any. ``fact_tables``: gpus,
+    fabrics, eta_coefficients, kernel_implementations, dies, gpu_power. UnknownName: no such family or kernel.
+    InvalidInput: no rows, a shape lacks a field that its family needs, a size or count is not positive, or the
+    arithmetic is of no known dtype or not the GPU's.
     """
-    tables = PricingTables(pa.table({"tier": [tier]}), *fact_tables)
+    tables = PricingTables(pa.table({"tier": [tier], "harness": pa.array([harness], pa.string())}), *fact_tables)
     if not calls.num_rows:
         raise InvalidInput("the file has no kernel calls; give at least one row.")
     _refuse_counts(calls)

@@ -32,15 +32,6 @@ OUTER_FIELDS = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "vision_config"),
     *("draft_vocab_size", "aux_hidden_state_layer_ids"),
 )
-# columns of ``models`` that an architecture need not state
-ABSENT = (
-    *("intermediate", "sliding_window", "experts", "top_k", "expert_intermediate", "shared_intermediate"),
-    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-    *("linear_key_heads", "linear_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel"),
-    *("index_heads", "index_head_dim", "index_top_k", "mtp_format", "draft_inputs", "qkv_inputs"),
-    "fused_states",
-)
-
 Rows = tuple[dict[str, Any], list[dict[str, Any]]]
 """One ``models`` row and its ``model_layers`` rows."""
 
@@ -65,6 +56,8 @@ def read_config(
     has precedence over those of the catalogue. InvalidInput names the field: it is missing, a size is
     not a whole number above 0, the architecture or quantisation is not supported.
     """
+    from kernelsight.catalog.tables import contracts
+
     label = huggingface_id or source
     if not isinstance(config, Mapping):
         raise errors.config_unreadable(label, "it is not a JSON object")
@@ -82,8 +75,8 @@ def read_config(
     notes = [*shape.notes, *([] if dtype else ["the config has no dtype: bf16 assumed"])]
     dtype = dtype or "bf16"
     formats, format_notes = read_formats(fields, quant_config, _representative_modules(shape), dtype)
-    row = {"model": model, "huggingface_id": huggingface_id, "architecture": architecture}
-    row |= dict.fromkeys(ABSENT) | columns | formats
+    row = dict.fromkeys(contracts()["models"].column_names) | columns | formats
+    row |= {"model": model, "huggingface_id": huggingface_id, "architecture": architecture}
     row |= {"dtype": dtype, "notes": "; ".join(notes + format_notes) or None, "source": source}
     return row, _layer_rows(row, shape)
 
@@ -215,14 +208,14 @@ def _json_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    yield from map(own_json, own_text(path).splitlines())
+def _entries() -> Iterator[dict[str, Any]]:
+    yield from map(own_json, own_text(CATALOGUE).splitlines())
 
 
-def load_catalogue(path: str | Path | None = None) -> Rows:
+def load_catalogue() -> Rows:
     """Return the ``models`` and ``model_layers`` rows of a catalogue: JSON Lines, each object with its ``config``."""
     models, layers = [], []
-    for entry in _entries(Path(path or CATALOGUE)):
+    for entry in _entries():
         row, layer_rows = read_config(
             entry["config"],
             model=entry["model"],
@@ -243,28 +236,18 @@ def _lookup_key(name: str) -> str:
 
 
 @cache
-def _names() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the catalogue's names by lookup key, and all of them in its order."""
+def _spellings(compared: bool) -> dict[str, tuple[str, str]]:
+    """Return catalogue names, with the reason, by lookup key: of names of the same config, or taken as that shape."""
     from kernelsight.catalog.tables import facts
 
-    entries = list(_entries(CATALOGUE))
-    pairs = [(name, entry["model"]) for entry in entries for name in (entry["model"], entry["huggingface_id"])]
-    pairs += [(row["name"], row["model"]) for row in facts("model_aliases").to_pylist() if row["compared"]]
-    by_key: dict[str, str] = {}
-    for name, model in pairs:
-        by_key.setdefault(_lookup_key(name), model)
-        by_key.setdefault(_lookup_key(name.rsplit("/", 1)[-1]), model)
-    return by_key, tuple(entry["model"] for entry in entries)
-
-
-@cache
-def _likely() -> dict[str, tuple[str, str]]:
-    """Return the catalogue names, with the reason, of names that are taken as a shape, by lookup key."""
-    from kernelsight.catalog.tables import facts
-
-    rows = [row for row in facts("model_aliases").to_pylist() if not row["compared"]]
-    spelled = [(name, row) for row in rows for name in (row["name"], row["name"].rsplit("/", 1)[-1])]
-    return {_lookup_key(name): (row["model"], row["source"]) for name, row in spelled}
+    named = [(name, model, "") for model, own in _identifiers().items() for name in (model, own) if compared]
+    aliases = [row for row in facts("model_aliases").to_pylist() if row["compared"] == compared]
+    named += [(row["name"], row["model"], row["source"]) for row in aliases]
+    found: dict[str, tuple[str, str]] = {}
+    for name, model, why in named:
+        for spelled in (name, name.rsplit("/", 1)[-1]):
+            found.setdefault(_lookup_key(spelled), (model, why))
+    return found
 
 
 def likely_shape(name: str) -> tuple[str, str] | None:
@@ -273,13 +256,13 @@ def likely_shape(name: str) -> tuple[str, str] | None:
     >>> likely_shape("Qwen/QwQ-32B")
     ('qwen2.5-32b', 'fine-tune: by its name and model card')
     """
-    return _likely().get(_lookup_key(name))
+    return _spellings(False).get(_lookup_key(name))
 
 
 @cache
 def _identifiers() -> dict[str, str]:
     """Return the Hugging Face identifiers of the catalogue by its names."""
-    return {entry["model"]: entry["huggingface_id"] for entry in _entries(CATALOGUE)}
+    return {entry["model"]: entry["huggingface_id"] for entry in _entries()}
 
 
 def served_name(model_name: str, identifier: str | None = None) -> str:
@@ -297,8 +280,8 @@ def served_name(model_name: str, identifier: str | None = None) -> str:
         return str(Path(model_name).parent)
     if "/" in model_name:
         return model_name
-    by_key, _ = _names()
-    resolved = identifier or _identifiers().get(by_key.get(_lookup_key(model_name), ""))
+    model, _ = _spellings(True).get(_lookup_key(model_name), ("", ""))
+    resolved = identifier or _identifiers().get(model)
     if resolved is None:
         return model_name
     return (
@@ -338,7 +321,7 @@ def resolve(name: str) -> str:
 
     UnknownName lists the nearest names.
     """
-    by_key, names = _names()
-    if _lookup_key(name) not in by_key:
-        raise errors.unknown("model", name, shapes_like(name, names), ADVICE)
-    return by_key[_lookup_key(name)]
+    found = _spellings(True).get(_lookup_key(name))
+    if found is None:
+        raise errors.unknown("model", name, shapes_like(name, _identifiers()), ADVICE)
+    return found[0]

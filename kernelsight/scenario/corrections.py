@@ -49,27 +49,24 @@ def give_corrections(session: Session, corrections: Any) -> str:
 
     ``corrections``: a Parquet file, or a table ``fitted_corrections``. InvalidInput: it holds no corrections.
     """
-    rows = (
-        _rows_of_file(corrections)
-        if isinstance(corrections, str | Path)
-        else python_rows(as_arrow(corrections, "correction"))
-    )
-    if not rows or not {"part", "factor", "exposed_us", "fingerprint"} <= rows[0].keys():
+    is_file = isinstance(corrections, str | Path)
+    table = _table_of_file(corrections) if is_file else as_arrow(corrections, "correction")
+    if not table.num_rows or not {"part", "factor", "exposed_us", "fingerprint"} <= set(table.column_names):
         raise InvalidInput(
             f"{_source_of(corrections)} holds no corrections; write one with `kernelsight compare -o FILE`."
         )
-    session.give("log_corrections", rows)
+    session.give("log_corrections", python_rows(table))
     name = Path(corrections).name if isinstance(corrections, str | Path) else "a given table"
     first_row = session.table("log_corrections").slice(0, 1).to_pylist()[0]
     requests = "" if first_row["n"] is None else f" ({first_row['n']:,} requests)"
     return f"kernels and host time are corrected by {name}: {first_row['fitted_on'] or 'fitted to a log'}{requests}"
 
 
-def _rows_of_file(path: str | Path) -> list[dict[str, Any]]:
+def _table_of_file(path: str | Path) -> pa.Table:
     def refuse(problem: str) -> InvalidInput:
         return InvalidInput(f"--correction {path} {problem}; write one with `kernelsight compare -o FILE`.")
 
-    return python_rows(read_parquet(path, refuse))
+    return read_parquet(path, refuse)
 
 
 def _source_of(corrections: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernelsight.dataflow.rows import as_table
@@ -88,12 +88,13 @@ def plan_rows(
     *,
     origin: str = "row {} of the grid: ",
     on_fault: Literal["raise", "collect"] = "raise",
+    numbers: Iterable[int] | None = None,
 ) -> Plan:
     """Return the plan of a grid's rows of flags; models that rows name by path are added to the session's tables.
 
-    ``goodput``: objectives of every row. An error begins with ``origin``, which names the row, counted from 1. With
-    ``on_fault="collect"`` an invalid row has a fault instead, and equal rows share a scenario; otherwise two equal rows
-    are an error, because one of them is most likely mistyped.
+    ``goodput``: objectives of every row. An error begins with ``origin``, which names the row, counted from 1 or as
+    ``numbers`` says. With ``on_fault="collect"`` an invalid row has a fault instead, and equal rows share a scenario;
+    otherwise two equal rows are an error, because one of them is most likely mistyped.
     """
     plan = Plan([], {}, [], [], [])
     number_of: dict[str, int] = {}
@@ -101,7 +102,8 @@ def plan_rows(
     known_models = KnownModels(frozenset(session.table("models")["model"].to_pylist()), {})
     known_deployments: dict[tuple, list[dict[str, Any]]] = {}
     lines: dict[tuple[str, bool], LaunchLine] = {}
-    for number, row in enumerate(rows, start=1):
+    numbers = list(numbers or range(1, len(rows) + 1))
+    for number, row in zip(numbers, rows, strict=True):
         try:
             flags, price = _row_flags(session, with_launch_line(row, lines), goodput or {}, known_names, known_models)
             deployment_key = tuple((name, value) for name, value in flags.items() if name not in OF_LOAD_ALONE)
@@ -125,7 +127,7 @@ def plan_rows(
         plan.deployments.update({row["deployment_id"]: row for row in deployments})
         plan.scenarios.append(scenario)
     if on_fault == "raise":
-        _check_rows(session, plan, origin)
+        _check_rows(session, plan, origin, numbers)
     return plan
 
 
@@ -194,7 +196,7 @@ def _price(value: Any) -> float | None:
     return float(value)
 
 
-def _check_rows(session: Session, plan: Plan, origin: str) -> None:
+def _check_rows(session: Session, plan: Plan, origin: str, numbers: Iterable[int]) -> None:
     """Check all rows at once against their contracts; an error names the first row of flags with a fault."""
     with session.fork() as fork:
         try:
@@ -203,7 +205,7 @@ def _check_rows(session: Session, plan: Plan, origin: str) -> None:
             return
         except KernelSightError:
             pass
-        for number, scenario in enumerate(plan.planned, start=1):
+        for number, scenario in zip(numbers, plan.planned, strict=True):
             try:
                 fork.give("deployments", plan.deployments_of([scenario]))
                 fork.give("scenarios", [scenario])
@@ -211,8 +213,10 @@ def _check_rows(session: Session, plan: Plan, origin: str) -> None:
                 raise type(error)(f"{origin.format(number)}{error}") from None
 
 
-def flag_columns(session: Session, plan: Plan) -> pa.Table:
+def flag_columns(session: Session, plan: Plan, named: Collection[str] = ()) -> pa.Table:
     """Return scenario_id, the flags that at least one row sets, and prices if any; a row for each row of the grid.
+
+    ``named``: flags and the price that rows elsewhere in the grid set.
 
     Columns have the types of the contracts of ``deployments`` and ``scenarios``.
     """
@@ -224,7 +228,7 @@ def flag_columns(session: Session, plan: Plan) -> pa.Table:
         DRAFT_FLAGS, pa.string()
     )
     types |= {name: types[flag] for name, flag in PREFILL_FLAGS.items()}
-    flags_set = {name for flags in plan.flags for name in flags}
+    flags_set = {*named, *(name for flags in plan.flags for name in flags)}
     table = {
         "scenario_id": pa.array([row["scenario_id"] for row in plan.scenarios if row], pa.string()),
     }
@@ -232,6 +236,6 @@ def flag_columns(session: Session, plan: Plan) -> pa.Table:
         if name in flags_set:
             unset = CONSTANT_DEFAULTS.get(name)
             table[name] = pa.array([flags.get(name, unset) if flags else None for flags in plan.flags], types[name])
-    if any(price is not None for price in plan.prices):
+    if PRICE in named or any(price is not None for price in plan.prices):
         table[PRICE] = pa.array(plan.prices, pa.float64())
     return pa.table(table)

@@ -156,14 +156,6 @@ class SpaceArrays(NamedTuple):
     features: Features
     gpus: dict[str, Measured]
 
-    def rows_of(self, ids: list[str]) -> np.ndarray:
-        """Return the row indices of candidate ids; UnknownName for an id that the space does not have."""
-        rows = np.searchsorted(self.ids, ids) if len(ids) else np.zeros(0, int)
-        for row, name in zip(rows, ids, strict=True):
-            if row >= len(self.ids) or self.ids[row] != name:
-                raise unknown("candidate", name, [], f"Space {self.space!r} has {len(self.ids):,} others.")
-        return rows
-
 
 def space_arrays(candidates: pa.Table, measurements: pa.Table, space: str) -> SpaceArrays:
     """Return the arrays of one space of ``kernel_candidates`` and ``kernel_measurements``."""

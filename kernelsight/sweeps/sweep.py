@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,17 +17,17 @@ from kernelsight.scenario.objectives import meets_slo, with_costs
 from kernelsight.scenario.plan import Plan, flag_columns, plan_rows
 from kernelsight.scenario.run_info import run_facts
 from kernelsight.scenario.scenario_rows import LOAD_DEFAULTS
+from kernelsight.sweeps.executors import Work, run_here, run_in_processes, run_on_ray
 from kernelsight.sweeps.partitions import (
+    PART_REQUESTS,
+    PART_SCENARIOS,
     REQUESTS,
     Partition,
-    Store,
-    digest_of,
-    run_here,
-    run_in_processes,
-    run_on_ray,
+    PartitionServing,
     split,
     total_requests,
 )
+from kernelsight.sweeps.parts import Parts, digest_of
 from kernelsight.sweeps.percentiles import missing_percentiles
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 PLANNED = ("deployments", "scenarios")
 LOAD_NUMBER = "load"
+FILES = ("trace", "lengths_from")
 GRID_ROW = "grid_row"
 
 
@@ -47,7 +49,7 @@ class Execution(NamedTuple):
     called after each partition. ``intervals``: with 90 % intervals, which take three more simulations.
     """
 
-    folder: Path | None = None
+    folder: str | Path | None = None
     resume: bool = False
     workers: int = 1
     executor: str = "local"
@@ -55,6 +57,16 @@ class Execution(NamedTuple):
     connect: Callable[[], Session] | None = None
     report: Report | None = None
     intervals: bool = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process runs all."""
+        return self.connect is None or (self.executor == "local" and self.workers == 1)
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of each task: one where others run beside it."""
+        return None if self.is_here else 1
 
 
 def sweep(
@@ -91,87 +103,108 @@ def serve_plan(
     belongs to another sweep.
     """
     execution = execution or Execution()
-    store = Store(execution.folder) if execution.folder else None
+    parts = Parts(execution.folder) if execution.folder else None
     percentiles = missing_percentiles(session, slo)
-    most = execution.partition_requests or min(REQUESTS, math.ceil(total_requests(plan) / execution.workers))
-    with store.locked() if store else contextlib.nullcontext():
-        if store:
-            facts = _facts(session, plan) | {"requests_per_partition": most}
-            facts |= {"percentiles": list(percentiles)} if percentiles else {}
-            facts |= {"intervals_version": 1} if execution.intervals else {}
-            most = store.open(facts, resume=execution.resume)["requests_per_partition"]
-        summary = _serve(session, plan, most, store, execution, percentiles)
-    return _with_flags(session, plan, summary, slo)
+    most = execution.partition_requests or (
+        REQUESTS
+        if execution.is_here and not parts
+        else min(PART_REQUESTS, math.ceil(total_requests(plan) / execution.workers))
+    )
+    with parts.locked() if parts else contextlib.nullcontext():
+        facts: dict[str, Any] = {}
+        if parts:
+            facts = sweep_facts(session, execution, percentiles) | {"requests_per_partition": most}
+            facts |= {"grid_sha256": _grid_digest(plan)}
+            facts = parts.begin(facts, resume=execution.resume)
+            most = facts["requests_per_partition"]
+        partitions = split(plan, most, len(plan.planned) if execution.is_here and not parts else PART_SCENARIOS)
+        serve = PartitionServing(
+            given_to_workers(session, execution), execution.threads, len(plan.planned) == 1, percentiles,
+            execution.intervals,
+        )  # fmt: skip
+        summary = _serve(session, partitions, serve, parts, facts, execution)
+    return with_flags(session, plan, summary, slo)
+
+
+def given_to_workers(session: Session, execution: Execution) -> dict[str, pa.Table]:
+    """Return the tables of a session that its workers lack, in the order in which they are given."""
+    names = [] if execution.is_here else session.graph.by_reference(session.given() - set(PLANNED))
+    return {name: session.table(name) for name in names}
 
 
 def _serve(
-    session: Session, plan: Plan, most: int, store: Store | None, execution: Execution, percentiles: tuple[str, ...]
-) -> pa.Table:
+    session: Session, partitions: list[Partition], serve: PartitionServing, parts: Parts | None, facts: dict[str, Any],
+    execution: Execution,
+) -> pa.Table:  # fmt: skip
     """Run the unfinished partitions, save each as it ends, and return the rows of all."""
     import pyarrow as pa
 
-    in_process = execution.executor == "local" and execution.workers == 1
-    names = [] if in_process else session.graph.by_reference(session.given() - set(PLANNED))
-    given = {name: session.table(name) for name in names}
-    threads = 1 if execution.executor == "local" and execution.workers > 1 else None
-    partitions = split(plan, most, given, threads, percentiles, execution.intervals)
-    done = store.finished() if store else set()
-    unfinished = [number for number in range(len(partitions)) if number not in done]
+    keys = [digest_of([facts, partition.scenarios])[:16] for partition in partitions] if parts else []
+    done = parts.finished() if parts else set()
+    unfinished = [number for number in range(len(partitions)) if not parts or keys[number] not in done]
     waiting = [partitions[number] for number in unfinished]
     tables = {}
-    for position, table in _with_progress(_run(session, waiting, execution), waiting, execution.report):
-        if store:
-            store.keep(unfinished[position], table)
+    served = run(session, waiting, Work(serve, execution.connect), execution)
+    for position, table in with_progress(served, lambda at: len(waiting[at].scenarios), waiting, execution.report):
+        if parts:
+            parts.write(keys[unfinished[position]], table)
         else:
             tables[unfinished[position]] = table
-    return (
-        store.read(range(len(partitions))) if store else pa.concat_tables([tables[number] for number in sorted(tables)])
-    )
+    return parts.read(keys) if parts else pa.concat_tables([tables[number] for number in sorted(tables)])
 
 
-def _run(session: Session, waiting: list[Partition], execution: Execution) -> Iterator[tuple[int, pa.Table]]:
+def run(session: Session, tasks: Sequence[Any], work: Work, execution: Execution) -> Iterator[tuple[int, Any]]:
+    """Run tasks as an execution says; yield the number and the result of each as it is there."""
     if execution.executor == "ray" and execution.connect:
-        return run_on_ray(waiting, execution.connect)
-    if execution.workers > 1 and len(waiting) > 1 and execution.connect:
-        return run_in_processes(waiting, execution.workers, execution.connect)
-    return run_here(waiting, session)
+        return run_on_ray(tasks, work)
+    if execution.workers > 1 and len(tasks) > 1 and execution.connect:
+        return run_in_processes(tasks, work, execution.workers)
+    return run_here(tasks, work, session)
 
 
-def _with_progress(
-    served: Iterable[tuple[int, pa.Table]], waiting: list[Partition], report: Report | None
-) -> Iterator[tuple[int, pa.Table]]:
-    """Pass results on, and report the progress after each."""
+def with_progress(
+    served: Iterable[tuple[int, Any]], size_of: Callable[[int], int], tasks: Sequence[Any], report: Report | None
+) -> Iterator[tuple[int, Any]]:
+    """Pass results on, and report the progress after each; ``size_of``: scenarios of a task, by its number."""
     done = 0
-    total = sum(len(partition.scenarios) for partition in waiting)
-    for position, table in served:
-        yield position, table
-        done += len(waiting[position].scenarios)
+    total = sum(map(size_of, range(len(tasks))))
+    for position, result in served:
+        yield position, result
+        done += size_of(position)
         if report:
             report(Done(done, total, "scenarios"))
 
 
-def _facts(session: Session, plan: Plan) -> dict[str, Any]:
-    """Return the digests and versions of a sweep's inputs; a folder of partitions is resumed only if all are equal."""
+def sweep_facts(session: Session, execution: Execution, percentiles: Sequence[str]) -> dict[str, Any]:
+    """Return the digests and versions of a sweep's inputs beside its grid; parts are kept only if all are equal."""
+    facts = {"percentiles": list(percentiles)} if percentiles else {}
+    facts |= {"intervals_version": 1} if execution.intervals else {}
+    return facts | run_facts(session, left_out=PLANNED)
+
+
+def _grid_digest(plan: Plan) -> str:
+    rows = sorted(zip((row["scenario_id"] for row in plan.planned), plan.prices, strict=True))
+    return digest_of([*rows, *files_digests({row[name] for row in plan.planned for name in FILES if row.get(name)})])
+
+
+def files_digests(paths: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the files of traces and texts, and the digest of each."""
     from kernelsight.serving.load.recorded_loads import files_of
 
-    rows = sorted(zip((row["scenario_id"] for row in plan.planned), plan.prices, strict=True))
-    paths = {row[name] for row in plan.planned for name in ("trace", "lengths_from") if row.get(name)}
-    return {
-        "grid_sha256": digest_of(
-            [
-                *rows,
-                *((str(file), _digest_of_file(file)) for path in sorted(paths) for file in files_of(path)),
-            ]
-        ),
-        **run_facts(session, left_out=PLANNED),
-    }
+    return [(str(file), _digest_of_file(file)) for path in sorted(paths) for file in files_of(path)]
 
 
-def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[str, float] | None) -> pa.Table:
-    """Join the grid's flags and row numbers, costs and objectives to the summary of each scenario."""
+def with_flags(
+    session: Session, plan: Plan, summary: pa.Table, slo: Mapping[str, float] | None,
+    named: Collection[str] = (), numbers: Iterable[int] | None = None,
+) -> pa.Table:  # fmt: skip
+    """Join the grid's flags and row numbers, costs and objectives to the summary of each scenario.
+
+    ``named``: flags of the whole grid; ``numbers``: those of the plan's rows in it.
+    """
     import pyarrow as pa
 
-    flags = flag_columns(session, plan).sort_by("scenario_id")
+    flags = flag_columns(session, plan, named).sort_by("scenario_id")
     summary = summary.sort_by("scenario_id")
     assert flags["scenario_id"].equals(summary["scenario_id"]), "a scenario is lost or there twice"
     table = summary.select(["scenario_id", "deployment_id"])
@@ -184,7 +217,7 @@ def _with_flags(session: Session, plan: Plan, summary: pa.Table, slo: Mapping[st
     table = with_costs(table)
     if slo:
         table = table.append_column("meets_slo", meets_slo(table, slo))
-    row_of = {row["scenario_id"]: number for number, row in enumerate(plan.planned, start=1)}
+    row_of = {row["scenario_id"]: at for at, row in zip(numbers or itertools.count(1), plan.planned, strict=False)}
     table = table.append_column(GRID_ROW, pa.array([row_of[name] for name in table["scenario_id"].to_pylist()]))
     return table.combine_chunks()
 

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from kernelsight.dataflow.databases import private_cursor, stop_if_interrupted
+from kernelsight.dataflow.databases import open_database, private_cursor, stop_if_interrupted
 from kernelsight.dataflow.storage import attach, change_tables, read_table, save_file
 from kernelsight.errors import InvalidInput, RunFailed, UnknownName
 from kernelsight.files import bounded_files
@@ -148,3 +148,18 @@ def test_out_of_memory_is_no_damage_of_a_saved_table(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidInput, match="does not fit into the memory of this machine"):
         read_table(Exhausted(), "run", "t")  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_into_memory_leaves_nothing_where_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, spilled = tmp_path / "here", tmp_path / "temporary"
+    place.mkdir(), spilled.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("tempfile.tempdir", str(spilled))
+    with open_database() as database:
+        database.execute("set memory_limit = '40MB'")
+        database.execute("create table numbers as select hash(range)::varchar as n from range(2000000)")
+        assert list(spilled.iterdir())
+        assert database.execute("select count(*) from (from numbers order by n)").fetchall() == [(2_000_000,)]
+    assert not list(place.iterdir()) and not list(spilled.iterdir())

@@ -47,7 +47,11 @@ def test_a_deployment_launches_no_family_that_its_traits_rule_out(row: dict):
 
 def test_every_lowered_family_has_a_query_and_every_query_a_family():
     with connect() as session:
-        queries = {name.removesuffix("_calls") for name in session.graph.made if name.endswith("_calls")} - {"kernel"}
+        queries = {
+            name.removesuffix("_calls")
+            for name, node in session.graph.nodes().items()
+            if node and name.endswith("_calls")
+        } - {"kernel"}
     assert queries == set(LOWERED)
 
 

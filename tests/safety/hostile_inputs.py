@@ -217,6 +217,7 @@ INPUTS: dict[str, tuple[str, bytes | str | Callable[[Path], object]]] = {
     ),
     "a zip bomb": (".whl", lambda path: path.write_bytes(packed(b"0" * (1 << 28)))),
     "a script": (".sh", b"#!/bin/sh\ntouch pwned; $(touch pwned) `touch pwned`\nvllm serve $(touch pwned)\n"),
+    "6,000 options": (".sh", b"vllm serve qwen3-0.6b" + b" --max-num-seqs 4" * 6000),
     "a program": (".py", b"import os\nos.system('touch pwned')\n"),
     "a page": (".html", b"<html><script>alert(1)</script></html>"),
     "an executable": ("", b"\x7fELF" + b"\0" * 999),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -113,9 +114,9 @@ def test_a_disk_that_fills_in_a_sweep_keeps_what_is_finished(
     folder, written = tmp_path / "out.parts", []
     write = pq.write_table
 
-    def write_twice(table: pa.Table, place: Path, **options: object) -> None:
+    def write_twice(table: pa.Table, place: IO[bytes], **options: object) -> None:
         if len(written) == 2:
-            Path(place).write_bytes(b"what still went on the disk")
+            place.write(b"what still went on the disk")
             full_disk()
         written.append(place)
         write(table, place, **options)

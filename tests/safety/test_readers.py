@@ -20,7 +20,7 @@ READERS = {
     *("open", "read_text", "read_bytes", "fromfile", "loadtxt", "memory_map", "ZipFile", "OSFile", "input_stream"),
     *("read_table", "ParquetFile", "ParquetDataset", "read_metadata", "read_schema", "read_feather", "read_ipc"),
     *("read_csv", "read_parquet", "read_json", "read_ndjson", "read_excel", "scan_csv", "scan_parquet", "scan_ndjson"),
-    *("scan_ipc", "open_stream", "open_file", "sniff_csv", "raw_decode", "DictReader"),
+    *("scan_ipc", "open_stream", "open_file", "sniff_csv", "raw_decode", "DictReader", "open_input_stream"),
 }
 # what parses a text or asks a file or another machine, by module and name
 PARSERS = {
@@ -48,7 +48,6 @@ ALLOWED = {
     "dataflow/storage.py::attach": "a DuckDB file by its first bytes, which _foreign has looked at",
     "dataflow/python_nodes.py::_literals": "sources of nodes, which are programs",
     "dataflow/workers.py::_received": "what a worker of this process has written",
-    "evaluation/kernels/evaluate.py::rejected_rows": SWEEPS,
     "fitting/kernel_sweeps/package_files.py::_in_wheel": CHECKED,
     "fitting/kernel_sweeps/package_files.py::read_table": "of a wheel a member whose size was asked; check_parquet",
     "fitting/kernel_sweeps/plain.py::read": SWEEPS,
@@ -69,10 +68,10 @@ ALLOWED = {
     "serving/load/trace_files.py::content_of": GIVEN,
     "serving/load/trace_files.py::_read_csv": GIVEN,
     "serving/load/trace_files.py::_read_json_lines": GIVEN,
-    "sweeps/partitions.py::read": "partitions that the sweep itself wrote",
+    "sweeps/parts.py::read": "a file that the sweep itself wrote; of sweep.json a number of bytes",
 }
 # methods of these names that read no file
-OTHERS = {"self.open", "store.open", "file.open", "webbrowser.open"}
+OTHERS = {"self.open", "file.open", "webbrowser.open"}
 
 
 def is_read(call: ast.Call) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.errors import InvalidInput
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import OK, space_arrays
 from kernelsight.searching.decisions import Best, by_gain, expected_better
@@ -13,7 +13,7 @@ from kernelsight.searching.forecasts import Forecast
 from kernelsight.searching.history import History, Outcome, empty_history
 from kernelsight.searching.replays import replay
 from kernelsight.searching.rounds import rounds
-from kernelsight.searching.scenarios import DEFAULTS, check, check_in
+from kernelsight.searching.scenarios import DEFAULTS, check
 from kernelsight.searching.search_tables import regrets
 from kernelsight.searching.targets import target_of, truth_of
 from tests.searching.made_spaces import made_tables
@@ -122,13 +122,6 @@ def test_wrong_results_are_never_the_best(arrays):
     assert all(fastest not in each.best for each in found)
 
 
-def test_sources_must_be_other_gpus_of_the_space(arrays):
-    with pytest.raises(InvalidInput, match="'two' is searched for, so it cannot be a source"):
-        target_of(arrays, "two", ["two"])
-    with pytest.raises(UnknownName, match="unknown source GPU 'tow'. Did you mean two"):
-        target_of(arrays, "one", ["tow"])
-
-
 def test_without_a_source_that_shares_candidates_the_search_says_so(arrays):
     assert "the search learns from two alone" in target_of(arrays, "two", []).notes[-1]
 
@@ -149,13 +142,6 @@ def test_without_a_source_that_shares_candidates_the_search_says_so(arrays):
 def test_scenarios_that_cannot_be_searched_are_refused(change, sentence):
     with pytest.raises(InvalidInput, match=sentence):
         check(DEFAULTS | change)
-
-
-def test_a_budget_above_the_space_and_an_unknown_gpu_are_refused(arrays):
-    with pytest.raises(InvalidInput, match="budget is 400 measurements, but space 'made' has 320 candidates measured"):
-        check_in(arrays, "two", 400)
-    with pytest.raises(InvalidInput, match="GPU 'thre' has no measurements in space 'made' .* use three"):
-        check_in(arrays, "thre", 10)
 
 
 def small_forecast(values: list[float]) -> tuple[gp.Inputs, History, Forecast]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from kernelsight.errors import RunFailed
 from kernelsight.session import Session
-from kernelsight.sweeps import partitions
+from kernelsight.sweeps import executors
 from tests.asked import sweep
 
 from .conftest import rows_of, table_bytes
@@ -31,14 +30,24 @@ def test_the_same_bytes_under_ray(session: Session) -> None:
 
 
 class FakeRay(SimpleNamespace):
-    """Tasks of Ray that end in the opposite order."""
+    """Tasks of Ray that end in the opposite order; ``most``: of how many at once the last ones were."""
+
+    most, puts = 0, 0
 
     def init(self, **_: Any) -> None: ...
 
-    def remote(self, function: Callable[..., Any]) -> SimpleNamespace:
-        return SimpleNamespace(remote=lambda *words: (function, words))
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def put(self, value: Any) -> Any:
+        self.puts += 1
+        return value
+
+    def remote(self, **_: Any) -> Callable[[Callable[..., Any]], SimpleNamespace]:
+        return lambda function: SimpleNamespace(remote=lambda *words: (function, words))
 
     def wait(self, tasks: list[tuple], num_returns: int) -> tuple[list[tuple], list[tuple]]:
+        self.most = max(self.most, len(tasks))
         return tasks[-num_returns:], tasks[:-num_returns]
 
     def get(self, task: tuple) -> Any:
@@ -46,19 +55,23 @@ class FakeRay(SimpleNamespace):
         return function(*words)
 
 
-@pytest.mark.parametrize("call", ["init", "wait", "get"])
+WORK = executors.Work(lambda part, session: f"{part} served", lambda: None)
+
+
+@pytest.mark.parametrize("call", ["init", "put", "wait", "get"])
 def test_what_fails_of_ray_is_one_sentence(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("The node died.\nCheck raylet.out.")
 
-    monkeypatch.setattr(partitions, "import_ray", lambda: FakeRay(**{call: fail}))
-    monkeypatch.setattr(partitions, "_serve_in_worker", lambda part, connect: part)
+    monkeypatch.setattr(executors, "import_ray", lambda: FakeRay(**{call: fail}))
     with pytest.raises(RunFailed, match=r"Ray failed \(OSError: The node died\); start or reach it, and continue with"):
-        list(partitions.run_on_ray(["a"], None))
+        list(executors.run_on_ray(["a"], WORK))
 
 
-def test_each_task_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "import_ray", FakeRay)
-    monkeypatch.setattr(partitions, "_serve_in_worker", lambda part, connect: f"{part} served")
-    served = partitions.run_on_ray(["a", "b", "c"], None)
-    assert list(itertools.islice(served, 4)) == [(2, "c served"), (1, "b served"), (0, "a served")]
+def test_few_tasks_are_submitted_at_once_and_each_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all share is put once, not sent with each task."""
+    ray = FakeRay()
+    monkeypatch.setattr(executors, "import_ray", lambda: ray)
+    served = list(executors.run_on_ray([*"abcdefg"], WORK))
+    assert sorted(served) == [(number, f"{part} served") for number, part in enumerate("abcdefg")]
+    assert served[0] == (3, "d served") and (ray.most, ray.puts) == (2 * executors.AHEAD, 1)

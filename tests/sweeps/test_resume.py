@@ -17,7 +17,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect
-from kernelsight.sweeps.partitions import MANIFEST, Store
+from kernelsight.sweeps.parts import SWEEP_FILE, Parts
 from tests.asked import sweep
 from tests.conftest import WORLDS_PERCENT
 
@@ -35,16 +35,16 @@ class Stopped(Exception):
 
 def stopped_after(monkeypatch: pytest.MonkeyPatch, partitions: int, folder: Path, session: Session) -> None:
     """Run a sweep that ends when so many partitions are kept."""
-    keep, kept = Store.keep, []
+    write, kept = Parts.write, []
 
-    def keep_and_stop(store: Store, number: int, table: Any) -> None:
+    def write_and_stop(parts: Parts, key: str, table: Any) -> None:
         if len(kept) == partitions:
             raise Stopped
-        keep(store, number, table)
-        kept.append(number)
+        write(parts, key, table)
+        kept.append(key)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "keep", keep_and_stop)
+        patch.setattr(Parts, "write", write_and_stop)
         with pytest.raises(Stopped):
             sweep(session, GRID, folder=folder, partition_requests=24)
 
@@ -75,7 +75,7 @@ def test_folders_that_cannot_be_gone_on_with(session: Session, tmp_path: Path, m
         return str(caught.value)
 
     other = f"{folder} belongs to a sweep with another {{}}; remove it, or use another -o."
-    there = f"{folder} has partitions of an unfinished sweep; continue it with --resume, or remove the folder."
+    there = f"{folder} has parts of a sweep; continue it with --resume, or remove it."
     assert refused(resume=False) == there
     assert refused(GRID[:-1]) == other.format("grid")
     assert refused([row | {"price_per_gpu_hour": 1.0} for row in GRID]) == other.format("grid")
@@ -89,11 +89,11 @@ def test_folders_that_cannot_be_gone_on_with(session: Session, tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr("kernelsight.scenario.run_info.VERSION", "0.0.0")
         assert refused() == other.format("program version")
-    (folder / MANIFEST).write_text("{")
+    (folder / SWEEP_FILE).write_text("{")
     unreadable = refused()
     assert "is not JSON" in unreadable and unreadable.endswith(f"; remove {folder} and start again.")
-    (folder / MANIFEST).unlink()
-    assert refused() == f"{folder} exists, but has no manifest of a sweep; remove it."
+    (folder / SWEEP_FILE).unlink()
+    assert refused() == f"{folder} exists, but has no {SWEEP_FILE} of a sweep; remove it."
 
 
 def test_other_coefficients_are_another_sweep(

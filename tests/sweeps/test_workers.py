@@ -100,7 +100,7 @@ def test_a_signal_to_the_command_ends_its_workers_and_keeps_what_is_finished(tmp
         _, err = run.communicate(timeout=120)
     assert (run.returncode, err.splitlines()[-1:]) == (143, [f"kernelsight: {INTERRUPTED}"])
     assert not left_of(children)
-    names = {path.name for path in tmp_path.rglob("*")} - {"grid.json", "out.csv.parts", "manifest.json"}
+    names = {path.name for path in tmp_path.rglob("*")} - {"grid.json", "out.csv.parts", "sweep.json"}
     assert names and all(name.endswith(".parquet") and name[0] != "." for name in names)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from kernelsight import laboratory
 from kernelsight.errors import InvalidInput, unknown
@@ -22,6 +22,7 @@ from kernelsight.evaluation.kernels.kernel_scores import BASELINES
 from kernelsight.files.bounded_files import decoded
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.own import own_json
+from kernelsight.files.parquet_files import read_schema
 from kernelsight.fitting.cells import is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.metrics import mean_of, score
@@ -207,7 +208,7 @@ def rejected_rows(sweeps: Sequence[Path], gpus: Sequence[str], left_out: Mapping
     """Return counts of rejected rows by reason: noted by imports in the sweeps' files, and ``left_out`` of scoring."""
     counts: dict[str, int] = {}
     for path in sweeps:
-        note = (pq.read_metadata(path).metadata or {}).get(REJECTED_KEY, b"[]")
+        note = (read_schema(path, partial(no_sweep, path)).metadata or {}).get(REJECTED_KEY, b"[]")
         for row in _noted_rows(path, note):
             if row["gpu"] in gpus:
                 counts[row["reason"]] = counts.get(row["reason"], 0) + int(row["n"])

@@ -175,7 +175,7 @@ def partitions(planned: Sequence[Planned]) -> Iterator[Partition]:
     for first in range(0, len(keys), DEPLOYMENTS):
         plans = [plan for key in keys[first : first + DEPLOYMENTS] for plan in loads[key].values()]
         deployments = {row["deployment_id"]: row for plan in plans for row in plan.deployments}
-        yield Partition(list(deployments.values()), [plan.scenario for plan in plans if plan.scenario], {})
+        yield Partition(list(deployments.values()), [plan.scenario for plan in plans if plan.scenario])
 
 
 def _deployments_of_prose(planned: Sequence[Planned], prose: Sequence[bool]) -> set[str]:

@@ -90,11 +90,8 @@ def _add(reading: Reading, option: Option, setting: Setting, tier: str) -> None:
     tiers: dict[str, dict[str, Any]] = {
         row["tier"]: row for row in parse_tiers(reading.flags.get("kv_tier") or "none")
     } | {row["tier"]: row for row in parse_tiers(tier)}
-    before = reading.words
-    reading.use(
-        setting, "kv_tier", "+".join(filter(None, [tiers_text([row]) for row in tiers.values()])), option.reason
-    )
-    reading.words = [*before, reading.words[-1]._replace(value=tier)]
+    all_tiers = "+".join(filter(None, [tiers_text([row]) for row in tiers.values()]))
+    reading.use(setting, "kv_tier", all_tiers, option.reason, part=tier)
 
 
 def _number(setting: Setting, text: str) -> float:

@@ -32,18 +32,25 @@ class Reading:
         self.flags: dict[str, Any] = {"engine": engine}
         self.words: list[Word] = []
         self.pending: list[tuple[Option, Setting, str]] = []
+        # of each flag its value so far, and the places of the words that state it
+        self._stated: dict[str, tuple[Any, list[int]]] = {}
 
-    def use(self, setting: Setting, flag: str, value: Any, reason: str | None = None) -> None:
-        """Set a flag to a typed value; the last of two options counts, as in the engines. None: the default stays."""
+    def use(self, setting: Setting, flag: str, value: Any, reason: str | None = None, part: Any = None) -> None:
+        """Set a flag to a typed value; the last of two options counts, as in the engines. None: the default stays.
+
+        ``part``: what an option adds to the value so far, which then stays.
+        """
         if value is not None:
             value = self.flags[flag] = _typed(flag, value, setting)
-        self.words = [
-            word._replace(effect="overridden", reason="stated again later in the line")
-            if word.effect == "used" and word.flag == flag and None not in (value, word.value) and word.value != value
-            else word
-            for word in self.words
-        ]
-        self.words.append(Word(setting.words, "used", flag, value, reason))
+            before, places = self._stated.get(flag, (value, []))
+            if before != value and part is None:
+                for place in places:
+                    overridden = {"effect": "overridden", "reason": "stated again later in the line"}
+                    self.words[place] = self.words[place]._replace(**overridden)
+                places = []
+            places.append(len(self.words))
+            self._stated[flag] = value, places
+        self.words.append(Word(setting.words, "used", flag, value if part is None else part, reason))
 
     def ignore(self, setting: Setting, effect: str, reason: str) -> None:
         """Record a word as ignored, with the reason."""

@@ -77,14 +77,9 @@ def read_load(
     return RecordedLoad(requests, dependencies, timed=raw.format.arrival is not None)
 
 
-def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> pa.Table:
-    """Return the requests of a recorded load (``read_load``) as a table of ``TRACE_SCHEMA``, at most ``limit``.
-
-    The whole file is checked even if ``limit`` keeps only its first requests; a shorter trace is returned in full.
-    """
-    if limit is not None and limit < 1:
-        raise errors.trace_unusable(path, f"the limit is {limit} requests", "Use a limit of at least 1.")
-    return read_load(path).requests.slice(0, limit)
+def read_trace(path: str | os.PathLike[str]) -> pa.Table:
+    """Return the requests of a recorded load (``read_load``) as a table of ``TRACE_SCHEMA``."""
+    return read_load(path).requests
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:

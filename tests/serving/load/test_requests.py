@@ -182,7 +182,7 @@ def test_a_trace_is_read_once_and_shared(trace, monkeypatch):
     table = draw_requests(scenarios({"trace": trace}, {"trace": trace, "num_prompts": 2}, {"trace": trace}))
     assert read == [trace]
     assert table["load_id"].to_pylist() == ["s0"] * 5 + ["s1"] * 2 + ["s2"] * 5
-    expected = read_trace(trace, limit=2)
+    expected = read_trace(trace).slice(0, 2)
     assert table.slice(5, 2).select(expected.column_names).equals(expected)
 
 

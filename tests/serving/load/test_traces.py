@@ -76,12 +76,6 @@ def test_mooncake_equals_a_plain_reading(written):
     assert set(table["hash_block_tokens"].to_pylist()) == {512}
 
 
-def test_limit_keeps_the_first_requests(written):
-    path = written("".join(one.as_line() for one in conversations(60)))
-    assert read_trace(path, limit=5).equals(read_trace(path).slice(0, 5))
-    assert read_trace(path, limit=10**9).num_rows == 60
-
-
 @needs_published
 def test_the_published_azure_file_where_it_is_beside_the_checkout():
     table = read_trace(AZURE)
@@ -298,7 +292,6 @@ def test_files_that_cannot_be_opened(written, tmp_path):
         damaged = compress((OWN + "0,1,1\n" * 1000).encode())[:-kept]
         assert "it cannot be decompressed" in refused(written(damaged))
     assert "the file cannot be read as Parquet" in refused(written(as_parquet(own_columns([]))[:-9]))
-    assert refused(written(OWN + "0,1,1\n"), limit=0) == ": the limit is 0 requests. Use a limit of at least 1."
 
 
 SIZE = "but must be a whole number of tokens, at least 1"
