@@ -23,9 +23,12 @@ from kernelsight.kernels.few_shot import moved_constants
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.intervals import (
+    ALL,
+    HARNESS,
     KNOTS_US,
     UNMEASURED_HALF,
     group_of,
+    group_of_harness,
     growth,
     half_widths_for,
     measured_half_widths,
@@ -60,7 +63,7 @@ ALONE = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0}
 SERVED = {**ALONE, "row_padding": 0.5}
 # the power limit has taken hold. Its form was chosen by products of 16 bits; others keep the time of their sweep: with
 # it, FP8 and NVFP4 models in TensorRT-LLM's tables run 6 to 9 % too slow on H100, H200 and RTX PRO 6000
-SUSTAINED = ("bf16", "fp16")
+SUSTAINED, AT_SUSTAINED_CLOCK = ("bf16", "fp16"), {"throttle_us": 0.0}
 TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor", "points-measured")
 # the GPU was measured, but not this kernel, or not at shapes like these; or a sibling of its die bounds the answer
 TIERS += ("gpu-measured",)
@@ -74,7 +77,7 @@ BY_MATH = {("mxfp4", "bf16"): "w4a16_mxfp4", ("mxfp4", "fp16"): "w4a16_mxfp4"}
 def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return the kinds of calls, and the number of each row's kind, (rows,); ``settings``: ``deployment_settings``.
 
-    Keys of a kind: tier, gpu, engine; engine_version, where one is stated; format and math, where calls state them;
+    Keys of a kind: tier, gpu, engine; harness, engine_version, where stated; format and math, where calls state them;
     head_dim, where it decides the kernel;
     requested_kernel, where the deployment or the calls name one ("": none); dtype, the cell of :func:`dtype_of`.
     """
@@ -86,6 +89,8 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
         return values.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
 
     key_columns = {"tier": of_call("tier"), "gpu": calls["gpu"], "engine": calls["engine"]}
+    if _is_stated("harness", settings):
+        key_columns["harness"] = of_call("harness")
     if _is_stated("engine_version", settings):
         key_columns["engine_version"] = of_call("engine_version")
     for name in ("format", "math"):
@@ -232,8 +237,9 @@ def _constants_of(
         evidence.append(_evidence(kind, implementation, ran_on_generation, fits.measured))
     for name in SERVED.keys() & values.keys():
         values[name] = np.full(len(kinds), SERVED[name])
-    if "throttle_us" in values:
-        values["throttle_us"][[(kind.get("math") or "bf16") in SUSTAINED or kind["expanded"] for kind in kinds]] = 0.0
+    for name in AT_SUSTAINED_CLOCK.keys() & values.keys():
+        is_sustained = [(kind.get("math") or "bf16") in SUSTAINED or kind["expanded"] for kind in kinds]
+        values[name][is_sustained] = AT_SUSTAINED_CLOCK[name]
     return values, evidence
 
 
@@ -345,6 +351,9 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
             half_widths[number] = np.maximum(half, unmeasured)
             if kind["kernel_swept"]:
                 half_widths[number, 0] = half
+            if kind.get("harness") == HARNESS and kind["kernel"] in own_curves and group_of_harness(ALL) in fit_curves:
+                added = half_widths_for(fit_curves, [group_of_harness(kind["dtype"])])[0]
+                half_widths[number] = np.hypot(half_widths[number], added)
         elif fit_curves and not is_measured:
             group = kind["interval_group"] if kind["point_count"] is None else points_group(kind["point_count"])
             # a pack without intervals of points has those of no point

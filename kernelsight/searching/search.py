@@ -128,6 +128,14 @@ def save_search(
     session: Session, tables: SpaceTables, scenario: Mapping[str, Any], results: Mapping[str, pa.Table], output: Path
 ) -> None:
     """Write the given and computed tables of a run to a DuckDB file, then remove its journal."""
+    session.save(output, give_search(session, tables, scenario, results))
+    journal_path(output).unlink(missing_ok=True)
+
+
+def give_search(
+    session: Session, tables: SpaceTables, scenario: Mapping[str, Any], results: Mapping[str, pa.Table]
+) -> list[str]:
+    """Give a session the tables of a run, and return their names."""
     given_tables = {
         name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in tables._asdict().items()
     }
@@ -136,5 +144,4 @@ def save_search(
     session.give("search_scenarios", [dict(scenario)])
     for name, table in results.items():
         session.give(name, table, trusted=True)
-    session.save(output, [*given_tables, "search_scenarios", *results])
-    journal_path(output).unlink(missing_ok=True)
+    return [*given_tables, "search_scenarios", *results]

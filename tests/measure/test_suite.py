@@ -103,7 +103,7 @@ def test_any_part_of_the_time_measures_a_like_part_of_every_entry() -> None:
         ({"entries": [{**GEMM, "points": []}]}, "entry 1: points is an empty list"),
         ({"entries": [{**GEMM, "points": [{"m": 5}]}]}, "entry 1 has m in axes and in points"),
         ({"entries": [{**GEMM, "implementation": []}]}, r"implementation is \[\]; give one of cublas, or a list"),
-        ({"entries": [{**GEMM, "cache": 3}]}, "cache is 3; give one of cold, warm, or a list of them"),
+        ({"entries": [{**GEMM, "cache": 3}]}, "cache is 3; give one of cold, warm, sustained, or a list of them"),
         ({"entries": [{**GEMM, "dtype": {"bf16": 1}}]}, "give one of bf16, fp16, fp8, int8, or a list of them"),
         ({"entries": [{**GEMM, "family": ["gemm"]}]}, "unknown kernel family"),
         (

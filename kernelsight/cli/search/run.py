@@ -21,16 +21,19 @@ SHOWN = (
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, save the run, and print the best candidate and the rounds."""
-    from kernelsight.present.output import as_json, check_ending, note, print_page, print_rows
+    from kernelsight.present.output import answer_json, check_ending, note, print_page, print_rows
+    from kernelsight.present.pages.search import search_page
     from kernelsight.present.progress import Waiting
+    from kernelsight.present.show import HTML, show
     from kernelsight.searching.llm.forecaster import failures
     from kernelsight.searching.scenarios import scenario_rows
-    from kernelsight.searching.search import save_search, search
+    from kernelsight.searching.search import give_search, save_search, search
     from kernelsight.searching.space_files import chosen_space, read_spaces
     from kernelsight.session import connect
 
-    target = check_ending(arguments.output, (".duckdb",))
-    if arguments.resume and target is None:
+    target = check_ending(arguments.output, (".duckdb", HTML))
+    saved = None if target is None or target.suffix == HTML else target
+    if arguments.resume and saved is None:
         raise InvalidInput("--resume needs -o FILE.duckdb, beside which the journal of the search lies.")
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
@@ -39,16 +42,19 @@ def run(arguments: argparse.Namespace) -> None:
     measurer = _measurer(arguments)
     with Waiting("searching"):
         try:
-            results = search(tables, scenario, measurer, target, arguments.resume, *sources)
+            results = search(tables, scenario, measurer, saved, arguments.resume, *sources)
         except RunFailed as error:
             failure = getattr(measurer, "last_failure", None)
             raise RunFailed(f"{error} The last failure: {failure}." if failure else str(error)) from None
-    if target:
-        with connect() as session:
-            save_search(session, tables, scenario, results, target)
+    with connect() as session:
+        if saved:
+            save_search(session, tables, scenario, results, saved)
+        elif target:
+            give_search(session, tables, scenario, results)
+            show(lambda: search_page(session), "csv", target)
     summary, rounds = results["search_summary"].to_pylist()[0], results["search_rounds"].to_pylist()
     if arguments.format == "json":
-        print(as_json(summary | {"scenario": scenario, "rounds": rounds}))
+        print(answer_json(summary | {"scenario": scenario, "rounds": rounds}))
     else:
         if arguments.format == "table":
             print_page([_sentence(summary, scenario), ""])

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.cuda import attention, collectives, copies, gemm, streaming
+from kernelsight.measure.cuda import attention, collectives, copies, experts, gemm, streaming
 from kernelsight.measure.cuda.buffers import Prepared
 from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.cuda.streaming import flush_of
@@ -23,6 +23,7 @@ PREPARE: dict[str, Callable[[Gpu, Point], Prepared]] = {
     "p2p": copies.peer,
     "prefill_attention": attention.prepare,
     "decode_attention": attention.prepare,
+    "moe": experts.prepare,
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), collectives.prepare),
 }
 
