@@ -177,7 +177,7 @@ def _own_columns() -> tuple[Column, ...]:
     from kernelsight.catalog.tables import contracts
 
     beside = """
-        model huggingface_id architecture layer_count dtype notes source mtp_format draft_inputs
+        model huggingface_id architecture layer_count dtype notes source mtp_format
         attention_format ffn_format expert_format activation_scales kv_cache_format
     """.split()
     return tuple(column for column in contracts()["models"].columns if column.name not in beside)
