@@ -86,8 +86,8 @@ def arrows() -> dict[str, dict[str, int]]:
 # most lines of files by folder and ending, and contracts: lowered with each part of the house that is done; the aim
 BUDGET = {
     "kernelsight/*.py": 78_450,  # 66,000
-    "tests/*.py": 54_950,  # 40,000
-    "docs/*.md": 5_530,  # 7,500
+    "tests/*.py": 54_760,  # 40,000
+    "docs/*.md": 5_520,  # 7,500
     "schemas/*.json": 149,  # 150 that users read
 }
 # code does not hide there: printed beside
