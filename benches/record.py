@@ -110,6 +110,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "speed_kernels": ("kernels",),
     "speed_sweep": ("kernels", "deployments", "serving", "sweep"),
     "peer_audit": (),
+    "peers": ("pack", "catalogue", "kernels", "deployments"),
     "speed_peers": ("serving",),
     "speed_waits": ("kernels", "deployments", "serving", "sweep"),
 }

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import cast
 
 from kernelsight import laboratory
-from kernelsight.cli.command_line import VERBS, check_options, is_of_laboratory, module_of, parser
+from kernelsight.cli.command_line import VERBS, check_options, is_of_laboratory, module_of, parser, python_call
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, UnknownName, flags_in_errors, unknown
 from kernelsight.escape import visible
@@ -106,6 +106,8 @@ def _run_verb(arguments: argparse.Namespace) -> None:
     """Run the verb of parsed arguments; KeyboardInterrupt: a signal ended it, whatever a library made of that."""
     try:
         check_options(arguments, arguments.flags.prog.partition(" ")[2])
+        if (getattr(arguments, "output", None) or "").endswith(".html"):
+            importlib.import_module("kernelsight.present.show").set_python(python_call(arguments))
         importlib.import_module(arguments.module).run(arguments)
     except Exception as error:
         from kernelsight.dataflow.databases import stop_if_interrupted
