@@ -35,6 +35,9 @@ from kernelsight.kernels.intervals import (
     points_group,
 )
 from kernelsight.kernels.kernel_constants import (
+    FIRST_VENDOR,
+    LAUNCHING,
+    ON_CHIP,
     UNKNOWN,
     Facts,
     constants_at,
@@ -150,7 +153,8 @@ def constants_of(
     a link its PCIe, those of no measured GPU. InvalidInput: a tier needs a sweep or points that the GPU does not have.
 
     Keys added to a kind: ``expanded``, whether the GPU lacks its math; ``fit``, the GPU whose fit it takes, and
-    ``twin``, the same where it is a twin; ``relinked``, PCIe and link exchanged; ``vendor``; ``kernel_engine``, the
+    ``twin``, the same where it is a twin; ``relinked``, PCIe and link exchanged; ``vendor``; ``hardware``, its
+    ``gpus.kind``; ``is_fitted``, whether a GPU of its vendor and kind was; ``kernel_engine``, the
     engine whose kernels answer; ``kernel``, as engine|implementation|dtype; ``kernel_swept``, whether that GPU's sweep
     ran it; ``other_format``, whether another cell's constants answer; ``answer_tier``; ``corrected``, the GPU of the
     correction; ``without``, the generation left out of the fit; ``interval_group``; ``log_floor`` and ``point_count``,
@@ -197,6 +201,8 @@ def _constants_of(
     fits = fitted_to(family, coefficients)
     for kind in kinds:
         kind["vendor"] = facts.vendor.get(kind["fit"])
+        kind["hardware"] = facts.kind.get(kind["gpu"], LAUNCHING)
+        kind["is_fitted"] = kind["vendor"] in fits.vendors and kind["hardware"] == LAUNCHING
         kind["dtype"] = measured_dtype(coefficients, family, kind["dtype"])
         engine = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
         kind["kernel_engine"] = engine_of_vendor(facts, coefficients, family, engine, kind["fit"])
@@ -217,10 +223,9 @@ def _constants_of(
             "implementation": implementation,
             "lineage": lineage_of(facts, implementation),
         }
-        # a vendor without a fit takes the constants of no kernel, GPU or engine: those of the family
-        vendor_is_fitted = kind["vendor"] in fits.vendors
-        path = path if vendor_is_fitted else dict.fromkeys(path, UNKNOWN)
-        vendor = kind["vendor"] if vendor_is_fitted else None
+        # a vendor without a fit, or what is no GPU, takes constants of no kernel, GPU or engine: those of the family
+        path = path if kind["is_fitted"] else dict.fromkeys(path, UNKNOWN)
+        vendor = kind["vendor"] if kind["is_fitted"] else None
         at = constants_at(
             facts, coefficients, family, latency_model.coefficients, [path], kind["without"], uses_own_fit, vendor
         )
@@ -304,8 +309,7 @@ def _note_answer(
     kind["kernel_swept"] = kind["kernel"] in kernels
     ran_here = swept and (kind["vendor"] is None or kind["kernel"] in kernels)
     has_points = kind["fit"] in fits.with_points and not hypothetical
-    vendor_is_fitted = kind["vendor"] in fits.vendors
-    kind["answer_tier"] = _answer_tier(kind["tier"], ran_here, hypothetical, vendor_is_fitted, has_points)
+    kind["answer_tier"] = _answer_tier(kind["tier"], ran_here, hypothetical, kind["is_fitted"], has_points)
     if (kind["relinked"] or kind["twin"]) and kind["answer_tier"] in (*FITTED, "points-measured"):
         kind["answer_tier"] = "cross-generation"
     # a pack without a correction of the GPU does not say which kernels its sweep ran
@@ -368,15 +372,15 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
     return half_widths
 
 
-def _answer_tier(tier: str, kernel_measured: bool, hypothetical: bool, vendor_is_fitted: bool, has_points: bool) -> str:
+def _answer_tier(tier: str, kernel_measured: bool, hypothetical: bool, is_fitted: bool, has_points: bool) -> str:
     """Return the tier that answers where ``tier`` is wanted.
 
-    ``kernel_measured``: the GPU's sweep ran the kernel; ``vendor_is_fitted``: a GPU of the vendor was fitted;
+    ``kernel_measured``: the GPU's sweep ran the kernel; ``is_fitted``: a GPU of the vendor was fitted;
     ``has_points``: a few calls of the family were measured on the GPU.
     """
     if tier == "roofline":
         return tier
-    if not vendor_is_fitted:
+    if not is_fitted:
         return "unmeasured-vendor"
     if has_points and (tier == "points-measured" or (tier != "cross-generation" and not kernel_measured)):
         return "points-measured"
@@ -400,7 +404,11 @@ def _data_behind(kind: Mapping[str, Any], implementation: str, ran_on_generation
     if kind["answer_tier"] == "roofline":
         return "lower bound"
     if kind["answer_tier"] == "unmeasured-vendor":
-        return f"no GPU of {kind['vendor'].upper()} was measured: general constants of the family"
+        vendor = (kind["vendor"] or FIRST_VENDOR).upper()
+        if kind["hardware"] == ON_CHIP:
+            return f"no kernel of {vendor} was measured: 4 times its roofline, by a factor of 4 either way"
+        floors = "" if kind["hardware"] == LAUNCHING else ", without the floor of a launch"
+        return f"no GPU of {vendor} was measured: general constants of the family{floors}"
     if not measured:
         return "analytic terms with assumed constants"
     if kind["answer_tier"] == "points-measured":

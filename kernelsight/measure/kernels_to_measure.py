@@ -38,6 +38,8 @@ INTERVAL_SIGMAS = 1.645
 HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
 # implementations that represent a family's calls in a suite
 KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
+# our own kernels of these represent no engine's
+KERNELS |= {"mla_decode": ()}
 # libraries with prefill and decode attention; the first is the default
 ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
 # what names the kernel of a point

@@ -41,6 +41,8 @@ _ROWS = ("rows", "columns")
 _PREFILL = ("batch", "new_tokens", "heads", "kv_heads", "head_dim")
 _DECODE = ("batch", "context", "heads", "kv_heads", "head_dim")
 _ATTENTION = ("torch_sdpa", "flashinfer", "cudnn_frontend", "flash_attention_vllm")
+# our own kernels, for which no library is needed
+PAGED, PAGED_MLA, GROUPED = "paged_decode", "paged_mla_decode", "grouped_products"
 _BYTES = ("bytes",)
 _CACHES = ("bf16/bf16", "bf16/fp8")
 # kernels that read an 8-bit cache with 8-bit queries: their arithmetic is 8-bit too
@@ -62,10 +64,13 @@ FAMILIES: dict[str, Family] = {
     "prefill_attention": Family(
         _PREFILL, _ATTENTION, _CACHES, caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
     ),
-    "decode_attention": Family(_DECODE, _ATTENTION, _CACHES, caches=("cold",), defaults={"window": 0}),
+    "decode_attention": Family(_DECODE, (*_ATTENTION, PAGED), _CACHES, caches=("cold",), defaults={"window": 0}),
+    "mla_decode": Family(
+        ("batch", "context", "heads", "kv_lora_rank", "rope_dim"), (PAGED_MLA,), ("bf16/bf16",), caches=("cold",)
+    ),
     "moe": Family(
         ("tokens", "hidden", "intermediate", "experts", "top_k"),
-        ("fused_moe_vllm",),
+        ("fused_moe_vllm", GROUPED),
         ("bf16", "fp8_block"),
         caches=("cold",),
         defaults={"moe_tp": 1, "moe_ep": 1, "expert_matrices": 3},
