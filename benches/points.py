@@ -3,20 +3,21 @@
     python benches/points.py --sweep sweep.parquet --gpus a100_sxm,l40s,h100_sxm,rtx_pro_6000_server
     python benches/points.py --sweep sweep.parquet --gpus gb200,b200_sxm --record   # one look
 
-A published sweep stands in for the GPU. The shipped fit without the GPU's generation predicts up to CALLS served calls
-of each kernel; points of each are measured, and the others scored: median / mean / 90th percentile of the absolute
-error and the mean error in %, means over cells whose kernels other generations ran; coverage and width of the
-intervals, and the number of cells in which they cover 85 % at a width of 2.5 or less. ``--record`` writes
-benches/results/points.json. ``--intervals`` fits the shipped intervals after points of all families again, and writes
-the pack; needed after the fit of any family, since each interval is shrunk to the mean of all.
+A published sweep stands in for the GPU. A fit without any chip of the GPU's architecture (the shipped one where the
+generation is all of it, else a new one) predicts up to CALLS served calls of each kernel; points are measured, one of
+each family or some of each kernel, and the others scored: median / mean / 90th percentile of the absolute error and the
+mean error in %, means over cells whose kernels other architectures ran; seconds of measuring as a plan counts them;
+coverage and width of the intervals, and the number of cells in which they cover 85 % at a width of 2.5 or less.
+``--record`` writes benches/results/points.json. ``--intervals`` fits the shipped intervals after points of all families
+again, and writes the pack; needed after the fit of any family, since each interval is shrunk to the mean of all.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,30 +30,61 @@ from kernelsight.evaluation.kernels.predict import PointBudget
 from kernelsight.fitting.cells import generation_of, is_covered, is_seen, is_serving, measured_by
 from kernelsight.fitting.metrics import mean_of, score
 from kernelsight.fitting.pack_rows import write_pack
-from kernelsight.fitting.points_intervals import points_interval_rows, some_calls
-from kernelsight.fitting.training import training_rows
+from kernelsight.fitting.points_intervals import points_interval_rows, points_intervals, some_calls
+from kernelsight.fitting.training import to_learn, training_rows
 from kernelsight.kernels.families import MEASURED
+from kernelsight.kernels.few_shot import prior_for
 from kernelsight.kernels.pack import default_pack, pack_table, shipped_pack
-from kernelsight.laboratory.kernels.scored_points import Family, calls_of_family, predicted_after
+from kernelsight.laboratory.kernels.scored_points import (
+    Family,
+    calls_of_family,
+    constants_of,
+    points_of,
+    predicted_after,
+    remaining_errors_after,
+)
+from kernelsight.measure.kernels_to_measure import seconds_of
 
 TRAIN = ("a100_sxm", "l40s", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "rtx_pro_6000_server")
 CALLS = 200
-COUNTS = {"planned": (0, 1, 3, 5, 10), "random": (1, 3, 5, 10)}
+COUNTS = {"family": (1,), "planned": (0, 1, 3, 5, 10), "random": (1, 3, 5, 10)}
 # goals of intervals: coverage, and width p95 / p05
 COVERED, WIDTH = 0.85, 2.5
 # cells of fewer calls are not counted against the goals
 LEAST_CALLS = 20
 
 
-def fits_of(sweep: Path, gpus: list[str]) -> dict[str, Family]:
-    """Return each family's calls with the predictions of the shipped fit."""
-    pack, calls_of = default_pack(), {}
+class Unseen(NamedTuple):
+    """Calls by family as fits without an architecture predict them, the GPUs of these fits, and curves of intervals."""
+
+    fits: dict[str, Family]
+    train: tuple[str, ...]
+    curves: Mapping[str, Mapping[str, np.ndarray]]
+
+
+def unseen(sweep: Path, gpus: Sequence[str]) -> Unseen:
+    """Return what GPUs of one architecture are scored by."""
+    architecture = architectures()[gpus[0]]
+    kin = [gpu for gpu in TRAIN if architectures()[gpu] == architecture]
+    train_gpus = tuple(gpu for gpu in TRAIN if gpu not in kin)
+    is_shipped, fits = len(set(map(generation_of, kin))) == 1, {}
     for family in MEASURED:
-        train = sampled(family, training_rows([sweep], family, TRAIN))
+        rows = training_rows([sweep], family, TRAIN if is_shipped else train_gpus)
+        if not rows.num_rows:
+            continue
+        constants = default_pack() if is_shipped else constants_of(family, to_learn(family, rows))
+        train = sampled(family, rows)
         test = {gpu: sampled(family, training_rows([sweep], family, [gpu])) for gpu in gpus}
-        if train.num_rows:
-            calls_of[family] = calls_of_family(family, train, train, test, pack)
-    return calls_of
+        fits[family] = calls_of_family(family, train, train, test, constants)
+    generation = generation_of(gpus[0])
+    curves = curves_without(generation) if is_shipped else points_intervals(remaining_errors_after(fits), generation)
+    return Unseen(fits, train_gpus, curves)
+
+
+def architectures() -> dict[str, str]:
+    """Return the architecture of each GPU."""
+    gpus = facts("gpus")
+    return dict(zip(gpus["gpu"].to_pylist(), gpus["architecture"].to_pylist(), strict=True))
 
 
 def sampled(family: str, table: pa.Table) -> pa.Table:
@@ -65,14 +97,18 @@ def sampled(family: str, table: pa.Table) -> pa.Table:
     return pa.concat_tables(parts) if parts else served
 
 
-def figures(gpu: str, fits: Mapping[str, Family], budget: PointBudget, curves: Any) -> dict[str, Any]:
-    """Return a GPU's scores after measured points: means over covered cells, kernels that other generations ran."""
-    cells, new_cells, points = [], [], 0
-    for family, (rows, values, new) in predicted_after(gpu, fits, budget, curves).items():
-        points += fits[family].test[gpu].num_rows - rows.num_rows
+def figures(gpu: str, unseen_by: Unseen, budget: PointBudget) -> dict[str, Any]:
+    """Return a GPU's scores after measured points: means over covered cells, kernels that other architectures ran."""
+    cells, new_cells, points, seconds = [], [], 0, 0.0
+    fits, prior = unseen_by.fits, prior_for(None)
+    for family, (rows, values, new) in predicted_after(gpu, fits, budget, unseen_by.curves).items():
+        own, test = fits[family].own[gpu], fits[family].test[gpu]
+        chosen = points_of(family, own, test, budget, prior) if budget.per_kernel else []
+        points += test.num_rows - rows.num_rows
+        latencies_us = test["latency_us"].to_numpy()[chosen].tolist()
+        seconds += sum(seconds_of({"latency_us": us, "cache": "cold"}) for us in latencies_us)
         train = fits[family].train
-        outside = [one for one in TRAIN if generation_of(one) != generation_of(gpu)]
-        train = train.filter(pc.is_in(train["gpu"], pa.array(outside)))
+        train = train.filter(pc.is_in(train["gpu"], pa.array(unseen_by.train)))
         seen, _ = is_seen(family, train, rows)
         dtypes = np.array(rows["dtype"].to_pylist())
         for dtype, dtype_measured in measured_by(train).items():
@@ -87,6 +123,7 @@ def figures(gpu: str, fits: Mapping[str, Family], budget: PointBudget, curves: A
     meets_goals = [cell["coverage_90"] >= COVERED and cell["width_90"] <= WIDTH for cell in enough]
     return {
         "points": points,
+        "seconds": round(seconds, 1),
         **{name: mean_of(cells)[name] for name in names},
         "unmeasured_sites": {name: mean_of(new_cells)[name] for name in names},
         "cells": len(enough),
@@ -104,16 +141,17 @@ def curves_without(generation: str) -> dict[str, dict[str, np.ndarray]]:
     return curves
 
 
-def scored(gpu: str, fits: Mapping[str, Family]) -> list[dict[str, Any]]:
+def scored(gpu: str, unseen_by: Unseen) -> list[dict[str, Any]]:
     """Return a GPU's rows by choice and number of points, and print them."""
-    rows, curves = [], curves_without(generation_of(gpu))
+    rows = []
     for how, counts in COUNTS.items():
         for count in counts:
-            scores = figures(gpu, fits, PointBudget(count, how), curves)
+            scores = figures(gpu, unseen_by, PointBudget(count, how))
             rows.append({"gpu": gpu, "how": how, "per_kernel": count, **scores})
             unmeasured = scores["unmeasured_sites"]
             print(
-                f"{gpu} {how} {count}: {scores['points']} points, {scores['median_ape']:.1%} / {scores['mape']:.1%} / "
+                f"{gpu} {how} {count}: {scores['points']} points, {scores['seconds']:.0f} s, "
+                f"{scores['median_ape']:.1%} / {scores['mape']:.1%} / "
                 f"{scores['p90_ape']:.1%}, bias {scores['bias']:+.1%}; other sites {unmeasured['median_ape']:.1%} / "
                 f"{unmeasured['mape']:.1%}; covers {scores['coverage_90']:.0%} at {scores['width_90']:.2f}, "
                 f"{scores['cells_held']} of {scores['cells']} cells",
@@ -144,9 +182,11 @@ def main() -> None:
     if arguments.intervals:
         learn_intervals(arguments.sweep)
         return
-    gpus = arguments.gpus.split(",")
-    fits = fits_of(arguments.sweep, gpus)
-    rows = [row for gpu in gpus for row in scored(gpu, fits)]
+    gpus, rows = arguments.gpus.split(","), []
+    for architecture in dict.fromkeys(architectures()[gpu] for gpu in gpus):
+        of_architecture = [gpu for gpu in gpus if architectures()[gpu] == architecture]
+        unseen_by = unseen(arguments.sweep, of_architecture)
+        rows += [row for gpu in of_architecture for row in scored(gpu, unseen_by)]
     if arguments.record:
         print(
             record("points", {"rows": rows}, f"python benches/points.py --sweep sweep.parquet --gpus {arguments.gpus}")

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/points.svg: kernel error by number of measured calls per kernel, from the recorded result."""
+"""Draws docs/pictures/points.svg: kernel error by seconds of measuring, from the recorded result."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from record import ROOT, read
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b")
 WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 640, 360, 56, 44, 150, 20
-# the tick of no point is left of that of one point
-TICKS = (0, 1, 3, 5, 10)
+# nothing measured stands at a second
+TICKS = (1, 5, 20, 60, 200, 600)
 
 
-def across(points: int) -> float:
-    """Return the x coordinate of a number of points: logarithmic, zero half a unit left of one."""
-    share = (math.log(points) if points else -0.7) + 0.7
-    return LEFT + share / (math.log(TICKS[-1]) + 0.7) * (WIDTH - LEFT - RIGHT)
+def across(seconds: float) -> float:
+    """Return the x coordinate of seconds of measuring: logarithmic, from 1."""
+    share = math.log(max(seconds, 1.0)) / math.log(TICKS[-1])
+    return LEFT + min(share, 1.0) * (WIDTH - LEFT - RIGHT)
 
 
 def drawn(rows: Sequence[dict[str, Any]], sites: Sequence[tuple[str, float]]) -> str:
@@ -28,7 +28,10 @@ def drawn(rows: Sequence[dict[str, Any]], sites: Sequence[tuple[str, float]]) ->
     def up(percent: float) -> float:
         return HEIGHT - BOTTOM - percent / highest * (HEIGHT - BOTTOM - TOP)
 
-    parts = [text(LEFT, 12, "median error of served calls, %"), text(across(1), HEIGHT - 8, "measured calls a kernel")]
+    parts = [
+        text(LEFT, 12, "median error of served calls, %"),
+        text(across(20), HEIGHT - 8, "seconds of measuring (1: none)"),
+    ]
     for tick in TICKS:
         parts.append(text(across(tick) - 4, HEIGHT - BOTTOM + 16, str(tick)))
     for percent in range(0, int(highest) + 1, 5):
@@ -39,8 +42,8 @@ def drawn(rows: Sequence[dict[str, Any]], sites: Sequence[tuple[str, float]]) ->
         parts.append(text(WIDTH - RIGHT + 6, up(error) + 4, name))
     for number, gpu in enumerate(dict.fromkeys(row["gpu"] for row in rows)):
         for how, dash in (("planned", ""), ("random", "6 4")):
-            curve = sorted((row["per_kernel"], 100 * row["median_ape"]) for row in rows if same(row, gpu, how))
-            parts.append(line([(across(count), up(error)) for count, error in curve], COLOURS[number], dash))
+            curve = sorted((row["seconds"], 100 * row["median_ape"]) for row in rows if same(row, gpu, how))
+            parts.append(line([(across(seconds), up(error)) for seconds, error in curve], COLOURS[number], dash))
         parts.append(text(WIDTH - RIGHT + 6, TOP + 16 * number + 8, gpu, COLOURS[number]))
     parts.append(text(WIDTH - RIGHT + 6, TOP + 16 * number + 28, "dashed: random"))
     size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
@@ -49,8 +52,10 @@ def drawn(rows: Sequence[dict[str, Any]], sites: Sequence[tuple[str, float]]) ->
 
 
 def same(row: dict[str, Any], gpu: str, how: str) -> bool:
-    """Return whether a row belongs to the curve of a GPU and choice; both choices share the row without points."""
-    return row["gpu"] == gpu and (row["how"] == how or not row["per_kernel"])
+    """Return whether a row belongs to the curve of a GPU and choice, which begins with no point or one a family."""
+    return row["gpu"] == gpu and (
+        row["how"] == how or not row["per_kernel"] or (how, row["how"]) == ("planned", "family")
+    )
 
 
 def text(x: float, y: float, words: str, colour: str = "#333333") -> str:

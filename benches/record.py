@@ -73,6 +73,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "kernels_new": KERNELS,
     "kernels_versions": KERNELS,
     "points": ("pack", *KERNELS),
+    "harness": ("pack", *KERNELS),
     "paper_3": ("catalogue",),
     "paper_7": ("pack", "catalogue", "kernels"),
     "paper_8": SIMULATION,
@@ -109,6 +110,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "speed_kernels": ("kernels",),
     "speed_sweep": ("kernels", "deployments", "serving", "sweep"),
     "peer_audit": (),
+    "peers": ("pack", "catalogue", "kernels", "deployments"),
     "speed_peers": ("serving",),
     "speed_waits": ("kernels", "deployments", "serving", "sweep"),
 }

@@ -26,7 +26,7 @@ SAME_FIT = {"kernels_layers": 0.03, "kernels_sites": 0.01}
 SAMPLES: dict[str, Callable[[], dict[str, float]]] = {
     function.__name__: function
     for function in (
-        *(runs.end_to_end, runs.end_to_end_across, runs.campaigns, runs.decisions, runs.energy),
+        *(runs.end_to_end, runs.end_to_end_across, runs.campaigns, runs.decisions, runs.energy, runs.peers),
         *(
             kernels.kernels_gb200,
             kernels.kernels_splits,

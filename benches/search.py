@@ -1,13 +1,14 @@
 """Regret of kernel searches replayed on measured spaces: policies, misleading sources, Kernel Tuner; pictures.
 
 python benches/search.py --space FILE... [--seeds 10] [--gpus A,B] [--parts policies,free,misleading,neighbours,tuner]
-                         [--plot FOLDER] [-o FILE.json]
+                         [--parts recorded] [--plot FOLDER] [-o FILE.json]
 
 Each GPU of the files is searched with the measurements of the others (`kernelsight search evaluate`). Also: searches
 without other GPUs, searches whose sources are shuffled or inverted, and searches by neighbours that forecast four times
 as many candidates as they measure. ``tuner`` adds strategies of Kernel Tuner (extra ``tuner``): the measurements that
-they take, and whether a search that learns from other GPUs is worse than the best one that does not. CPU seconds are of
-the whole replay.
+they take, and whether a search that learns from other GPUs is worse than the best one that does not. ``recorded``:
+forecasts of a language model whose answers are in a file, beside those of ``transfer``, and the regret of ``transfer``,
+of Kernel Tuner's strategies and of Optuna on the same spaces. CPU seconds are of the whole replay.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import numpy as np
 from record import ROOT, record
 from search_figures import figures_of, tuner_figures
 
-from kernelsight.laboratory.searches import scores
+from kernelsight.laboratory.searches import recorded, scores
 from kernelsight.laboratory.searches.cases import Case, Result, replayed
 from kernelsight.laboratory.searches.evaluate import evaluate
-from kernelsight.laboratory.searches.tuner_strategies import check_strategy, expanded, is_tuner
+from kernelsight.laboratory.searches.tuner_strategies import OPTUNA, PREFIX, check_strategy, expanded, is_tuner
 from kernelsight.present.output import as_text
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
 from kernelsight.searching.replays import replay
@@ -37,8 +38,9 @@ from kernelsight.searching.space_files import SpaceTables, read_spaces
 from kernelsight.searching.targets import Target, target_of, truth_of
 
 SPACES = ROOT.parent / "shared" / "data" / "kernel_spaces.parquet"
-PARTS = ("policies", "free", "misleading", "neighbours", "tuner")
+PARTS = ("policies", "free", "misleading", "neighbours", "tuner", "recorded")
 BUDGET = 100
+OPTUNA_POLICY = PREFIX + OPTUNA
 # measurements of a Kernel Tuner strategy: enough to come within 5 %
 TUNER_BUDGET = 300
 # regret by which a search may exceed the best one that does not learn from other GPUs
@@ -337,6 +339,24 @@ def score_neighbours(answer: Answer, replayed_cases: Cases) -> None:
     answer.show("mean regret (%) of a search of neighbours", by_family(columns))
 
 
+def score_recorded(answer: Answer, replayed_cases: Cases) -> None:
+    """Score a recorded model's forecasts beside those of ``transfer``, and searches of the same spaces."""
+    spaces, _, seeds = replayed_cases
+    forecasts = recorded.compared(spaces)
+    answer.show("forecasts of the same candidates", forecasts)
+    results = []
+    for policy in ("selective", *expanded(["tuner"]), OPTUNA_POLICY):
+        if is_tuner(policy):
+            check_strategy(policy)
+        cases = [
+            Case(*where, "all", None, policy, seed, BUDGET, 5) for where in recorded.ASKED for seed in range(seeds)
+        ]
+        ends = np.array([[each.regret[count - 1] for count in (20, 50, 100)] for each in replayed(spaces, cases)])
+        names = [f"regret_{count} (%)" for count in (20, 50, 100)]
+        results.append({"policy": policy} | dict(zip(names, (100 * np.median(ends, axis=0)).round(1), strict=True)))
+    answer.show("median regret of searches of these spaces", results)
+
+
 def main(words: Iterable[str] | None = None) -> None:
     """Run the named parts and print their tables; record them with ``--record``."""
     arguments = parsed(words)
@@ -356,6 +376,8 @@ def main(words: Iterable[str] | None = None) -> None:
         answer.show(AGAINST_TUNER, tuner_rows(tuner_results(*replayed_cases)))
     if "neighbours" in parts:
         score_neighbours(answer, replayed_cases)
+    if "recorded" in parts:
+        score_recorded(answer, replayed_cases)
     if arguments.output:
         arguments.output.write_text(json.dumps(answer.found, indent=1) + "\n", encoding="utf-8")
 

@@ -4,8 +4,9 @@ Draws planners' questions (by rate, users and sessions; dense models and mixture
 prices), answers each by `size` with empty caches, and by a search of everything that fits, enumerated here: GPUs,
 tensor-parallel sizes 1 to 8, for mixtures data and expert parallelism too, five step budgets, formats of the KV cache
 where the question asks for them, 0 to 6 prefill and 0 to 6 decode replicas with two step budgets. The search of
-everything leaves a deployment out only where the throughput of its own closed loops shows that it is dearer; the
-others are searched, and the cheapest with the question's confidence is the truth. Prints the cost of both, CPU
+everything leaves a deployment out only where the throughput of its own closed loops shows that it is dearer, or a
+simulation at the rate from which it is cheaper; the others are searched, and the cheapest with the question's
+confidence is the truth. Prints the cost of both, CPU
 seconds, and whether the chosen deployment, searched and examined alone, holds with the instances that `size` states.
 
 With --round-trip it writes every deployment that `size` shows for these questions in each form of deployment file, and
@@ -142,7 +143,7 @@ class Everything:
 
     def __init__(self, session: Session, question: Mapping[str, Any], rows: Sequence[tuple[dict[str, Any], int]]):
         self.session, self.question = session, question
-        self.objectives = objectives_of(question["slo"])
+        self.objectives, self.asked = objectives_of(question["slo"]), question.get("users") or question["rate"]
         self.rows = [flags_of(question) | flags for flags, _ in rows]
         self.prices = [gpus * question["prices"][flags["gpu"]] for flags, gpus in rows]
         self.plan = plan_rows(session, self.rows, on_fault="collect")
@@ -157,8 +158,7 @@ class Everything:
 
     def cost(self, index: int, rate: float) -> float:
         """Return the cost per hour of the instances that serve the question, each up to ``rate``."""
-        asked = self.question.get("users") or self.question["rate"]
-        return max(math.ceil(asked / rate * (1.0 - 1e-9)), 1) * self.prices[index] if rate > 0.0 else math.inf
+        return max(math.ceil(self.asked / rate * (1.0 - 1e-9)), 1) * self.prices[index] if rate > 0.0 else math.inf
 
     def at_confidence(self, index: int, highest: HighestRate) -> float:
         """Return the cost with the question's confidence; infinite where no load has it."""
@@ -175,6 +175,9 @@ class Everything:
         for bound, index in bounds:
             if bound >= best:
                 break
+            most = math.ceil(best / self.prices[index]) - 1 if best < math.inf else math.inf
+            if not self.searches[index].may_keep(self.asked / most / DOUBT):
+                continue
             found = self.searches[index].run(ROUGH)
             if found.rate is None or self.cost(index, found.rate * DOUBT) >= best:
                 continue

@@ -173,7 +173,7 @@ def _knows(link: Link, pair: Mapping[str, Any]) -> bool:
 
 
 def _at_calls(both: pl.DataFrame, logs: np.ndarray) -> np.ndarray:
-    return np.log(version_factor(np.exp(both["log_us"].to_numpy()), np.tile(logs, (both.height, 1))))
+    return np.log(version_factor(np.exp(both["log_us"].to_numpy()), logs[None], np.zeros(both.height, int)))
 
 
 def _swap(pair: Mapping[str, Any], rows: pl.DataFrame, kernels: list[str]) -> np.ndarray:

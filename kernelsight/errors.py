@@ -7,10 +7,12 @@ do.
 from __future__ import annotations
 
 import itertools
+import re
 import reprlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 from kernelsight.escape import visible
 
@@ -154,9 +156,18 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Unkno
 def extra_missing(what: str, package: str, extra: str, otherwise: str = "") -> InvalidInput:
     """Build the error for a package of an optional extra that is not installed; ``otherwise``: an alternative."""
     alternative = f", or {otherwise}" if otherwise else ""
-    return InvalidInput(
-        f"{what} needs {package}, which is not installed; run pip install -e '.[{extra}]' in the checkout{alternative}."
-    )
+    return InvalidInput(f"{what} needs {package}, which is not installed; run {install_command(extra)}{alternative}.")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra: that of the checkout, or of a wheel its packages by their names."""
+    if (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file():
+        return f"pip install -e '.[{extra}]' in the checkout"
+    from importlib import metadata
+
+    needed = [line.partition(";") for line in metadata.requires("kernelsight") or ()]
+    names = [name.strip() for name, _, marker in needed if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+    return "pip install " + " ".join(f"'{name}'" for name in names)
 
 
 # --- reading a Hugging Face config.json ---

@@ -18,6 +18,7 @@ NARROW = {
     "forward/call_files.py::read_calls": "adds where the columns are listed",
     "scenario/objectives.py::parse_slo": "an unknown metric has its own advice",
     "scenario/scenario_rows.py::resolve_model": "an unknown name may be that of a variant",
+    "scenario/scenario_rows.py::give_head": "a head whose config is not known is estimated from its model",
 }
 
 

@@ -99,3 +99,10 @@ def energy() -> dict[str, float]:
         for number, run in enumerate(chosen)
         for name in ("power_w", "joules_per_token")
     }
+
+
+def peers() -> dict[str, float]:
+    """Return mean errors of the steps that peers predict, by part of the data."""
+    from peers import errors as errors_of_steps
+
+    return {part: errors_of_steps(part)[part]["ours"]["mape"] for part in ("sglang_prefill", "sglang_decode")}

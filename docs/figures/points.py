@@ -9,6 +9,7 @@ from figures.blocks import result
 from figures.text import count, median_mean, percent, table
 
 COUNTS = (1, 3, 5, 10)
+SHOWN = (("family", 1), ("planned", 3))
 NAMES = {
     "gb200": "GB200",
     "b200_sxm": "B200",
@@ -36,14 +37,16 @@ def summary() -> str:
     head = [
         "median / mean error, %",
         "no point",
+        "1 per family",
         *(f"{number} per kernel" for number in COUNTS),
-        "points (3 per kernel)",
+        "points, seconds (1 per family; 3 per kernel)",
     ]
     lines = [
         [
             NAMES[gpu],
-            *(median_mean(row_of[gpu, "planned", number]) for number in (0, *COUNTS)),
-            count(row_of[gpu, "planned", 3]["points"]),
+            *(median_mean(row_of[gpu, *key]) for key in (("planned", 0), ("family", 1))),
+            *(median_mean(row_of[gpu, "planned", number]) for number in COUNTS),
+            "; ".join(f"{count(row_of[gpu, *key]['points'])}, {row_of[gpu, *key]['seconds']:.0f}" for key in SHOWN),
         ]
         for gpu in gpus()
     ]
@@ -52,12 +55,13 @@ def summary() -> str:
 
 def table_of_all() -> str:
     """Table of every GPU, planned and random points: errors, other sites, bias, intervals."""
-    head = ["GPU", "points per kernel", "points", "median / mean", "p90", "bias", "other sites", "coverage", "width"]
+    head = ["GPU", "points per kernel", "points", "s", "median / mean", "p90", "bias", "other sites", "coverage"]
     lines = [
         [
             NAMES[gpu],
-            f"{number} {how}" if number else "none",
+            "1 per family" if how == "family" else f"{number} {how}" if number else "none",
             count(row["points"]),
+            f"{row['seconds']:.0f}",
             median_mean(row),
             percent(row["p90_ape"], sign=""),
             percent(row["bias"], sign=""),
@@ -70,4 +74,4 @@ def table_of_all() -> str:
         for (name, how, number), row in rows_by().items()
         if name == gpu
     ]
-    return table([*head, "cells that meet the interval goals"], lines)
+    return table([*head, "width", "cells that meet the interval goals"], lines)

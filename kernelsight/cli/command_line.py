@@ -241,6 +241,27 @@ def asked(arguments: argparse.Namespace, table: str) -> dict[str, Any]:
     return {flag.name: value for flag in flags if (value := getattr(arguments, flag.name, None)) is not None}
 
 
+# verbs that are a method of a session, with the options that are its parameters though no table declares them
+METHODS = {"simulate": (), "size": (), "upgrade": (), "compare": ()}
+METHODS["predict"] = ("phase", "batch_size", "input_len", "context_len")
+# options that say what to write, not what to compute
+OF_OUTPUT = ("keep", "advise", "write_launch", "metrics_out")
+
+
+def python_call(arguments: argparse.Namespace) -> str:
+    """Return Python code that computes what a command did; "" where the verb, or an option given, has no keyword."""
+    verb, given = arguments.flags.prog.partition(" ")[2], {}
+    for table, flag in flags_of_verb(verb) if verb in METHODS else ():
+        value = getattr(arguments, flag.name, None)
+        if value in (None, False, flag.default) or flag.name in OF_OUTPUT:
+            continue
+        if not table and flag.name not in METHODS[verb]:
+            return ""
+        given[flag.name] = value
+    keywords = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return f"import kernelsight as ks\n\nanswer = ks.connect().{verb}({keywords})" if given else ""
+
+
 def check_options(arguments: argparse.Namespace, verb: str) -> None:
     """Raise InvalidInput for an option of a verb out of its range; those of scenarios are checked with their plan."""
     from kernelsight.scenario.flag_values import checked_value, has_range

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import cast
 
 from kernelsight import laboratory
-from kernelsight.cli.command_line import VERBS, check_options, is_of_laboratory, module_of, parser
+from kernelsight.cli.command_line import VERBS, check_options, is_of_laboratory, module_of, parser, python_call
 from kernelsight.dataflow.signals import ending_signals
 from kernelsight.errors import InvalidInput, KernelSightError, UnknownName, flags_in_errors, unknown
 from kernelsight.escape import visible
@@ -106,6 +106,8 @@ def _run_verb(arguments: argparse.Namespace) -> None:
     """Run the verb of parsed arguments; KeyboardInterrupt: a signal ended it, whatever a library made of that."""
     try:
         check_options(arguments, arguments.flags.prog.partition(" ")[2])
+        if (getattr(arguments, "output", None) or "").endswith(".html"):
+            importlib.import_module("kernelsight.present.show").set_python(python_call(arguments))
         importlib.import_module(arguments.module).run(arguments)
     except Exception as error:
         from kernelsight.dataflow.databases import stop_if_interrupted
@@ -141,15 +143,16 @@ def _with_help(words: list[str]) -> list[str]:
 def _unknown_verb(verb: str) -> KernelSightError:
     """Build the error for a word that is no verb: a table, another name of a verb, or one with near names.
 
-    >>> str(_unknown_verb("models")), str(_unknown_verb("what-if"))
-    ("unknown verb 'models'. It is a table: kernelsight tables models.", "unknown verb 'what-if'. Use sweep.")
+    >>> str(_unknown_verb("what-if"))
+    "unknown verb 'what-if'. Use sweep."
     """
     from kernelsight.catalog.tables import contracts
 
     if known_as := KNOWN_AS.get(verb.replace("-", "").replace("_", "")):
         return UnknownName(f"unknown verb {verb!r}. Use {known_as}.")
     if verb in contracts():
-        return UnknownName(f"unknown verb {verb!r}. It is a table: kernelsight tables {verb}.")
+        rows = f"Its rows: kernelsight sql 'from {verb}'."
+        return UnknownName(f"unknown verb {verb!r}. It is a table: kernelsight tables {verb}. {rows}")
     return unknown("verb", verb, VERBS, "`kernelsight --help` lists them.")
 
 

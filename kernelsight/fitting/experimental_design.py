@@ -24,6 +24,8 @@ LEAST_SPREAD = 0.25
 NOISE = 0.02
 # gain per second below which the choice ends, as a share of the first point's
 LEAST_GAIN = 1e-4
+# share by which equal gains may differ
+EQUAL = 1e-9
 
 
 class DesignStep(NamedTuple):
@@ -53,8 +55,8 @@ def greedy_design(
     )
     measured = np.zeros(len(names), dtype=bool)
     while not measured.all():
-        group = int(np.argmax([gain.max() for gain in gains]))
-        best = int(np.argmax(gains[group]))
+        group = first_largest(np.array([gain.max() for gain in gains]))
+        best = first_largest(gains[group])
         if gains[group][best] <= LEAST_GAIN * first_gain:
             return
         rows = members[group]
@@ -67,6 +69,16 @@ def greedy_design(
         measured[chosen] = True
         gains[group] = np.where(measured[rows], -1.0, _gains(blocks[group], weight[rows]) / seconds[rows])
         yield DesignStep(int(chosen), spent_s, expected_error)
+
+
+def first_largest(gains: np.ndarray) -> int:
+    """Return the index of the largest gain, the first of those that differ by rounding alone: sums vary with threads.
+
+    >>> first_largest(np.array([0.1, 0.3, 0.1 + 0.2]))
+    1
+    """
+    largest = gains.max()
+    return int(np.argmax(gains >= largest - EQUAL * abs(largest)))
 
 
 def positions(features: np.ndarray) -> np.ndarray:

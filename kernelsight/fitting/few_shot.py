@@ -21,7 +21,7 @@ from kernelsight.fitting.measured import features_of
 from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.sweep_files import launches_us, measured_families
 from kernelsight.fitting.training import training_rows
-from kernelsight.kernels.call_kinds import ALONE
+from kernelsight.kernels.call_kinds import ALONE, AT_SUSTAINED_CLOCK
 from kernelsight.kernels.families import FAMILIES, LOWERED, MEASURED
 from kernelsight.kernels.few_shot import (
     CallInputs,
@@ -143,22 +143,27 @@ def _calls_by_family(
     by_family: dict[str, Measured] = {}
     has_rows = measured_families(sweeps, [gpu])
     for family in (name for name in families if name in has_rows):
-        own_rows = training_rows(sweeps, family, [gpu], f"and points.source = '{OWN_SOURCE}'")
-        published = training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'")
-        if not own_rows.num_rows + published.num_rows:
+        own = f"and points.source = '{OWN_SOURCE}'"
+        ways = (
+            (training_rows(sweeps, family, [gpu], own), ALONE),
+            (training_rows(sweeps, family, [gpu], own, sustained=True), ALONE | AT_SUSTAINED_CLOCK),
+            (training_rows(sweeps, family, [gpu], f"and points.source <> '{OWN_SOURCE}'"), {}),
+        )
+        count = sum(table.num_rows for table, _ in ways)
+        if not count:
             continue
         if vendor not in fitted_vendors(pack, family):
             log(f"{family}: no kernel of {(vendor or '').upper()} was fitted, so its points are not used")
             continue
-        if own_rows.num_rows + published.num_rows > MOST_POINTS:
+        if count > MOST_POINTS:
             raise InvalidInput(
-                f"--few has {own_rows.num_rows + published.num_rows:,} points of {family} on {gpu}, and up to "
-                f"{MOST_POINTS:,} are few; fit them as a sweep, with --sweep."
+                f"--few has {count:,} points of {family} on {gpu}, and up to {MOST_POINTS:,} are few; fit them as a "
+                "sweep, with --sweep."
             )
         by_family[family] = joined_measured(
             [
-                measured_calls(family, table, gpu, pack, tables, lone_values)
-                for table, lone_values in ((own_rows, ALONE), (published, {}))
+                measured_calls(family, table, gpu, pack, tables, known_values)
+                for table, known_values in ways
                 if table.num_rows
             ]
         )

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from kernelsight.dataflow.progress import Done, Report
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.half_widths import fit_intervals
+from kernelsight.fitting.harness import harness_rows
 from kernelsight.fitting.held_out import folds_of, held_out_errors
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.measured import fit_measured, has_correction, rows_of
@@ -79,7 +80,9 @@ def fit_pack(
             rows += choice_rows(sweeps, family, fitted_gpus, implementations)
             if vendor is None:
                 rows += version_rows(sweeps, family, fitted_gpus, pack_table(fitted), (implementations, gpus, fabrics))
-    return pack_table(rows + points_interval_rows(sweeps, train_gpus, pack_table(rows), gpus, fabrics, implementations))
+    rows += points_interval_rows(sweeps, train_gpus, pack_table(rows), gpus, fabrics, implementations)
+    first_vendor = [gpu for gpu in train_gpus if vendor_of[gpu] is None]
+    return pack_table(rows + harness_rows(sweeps, sorted({row["family"] for row in rows}), first_vendor))
 
 
 def _is_of_vendor(row: Mapping[str, Any]) -> bool:

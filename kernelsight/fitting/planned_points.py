@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelsight.fitting.experimental_design import first_largest
 from kernelsight.kernels.few_shot import PRIOR, CallInputs, ErrorPrior, covariance, prior_variance
 
 # most calls of one kernel among which points are chosen, and whose error counts
@@ -22,7 +23,7 @@ def planned(inputs: CallInputs, weight: np.ndarray, per_kernel: int, prior: Erro
     ``weight``: (calls,), cost of an error of each call; calls of weight 0 are chosen where a kernel has no others.
     """
     chosen: list[int] = []
-    for rows in _kernels(inputs):
+    for rows in rows_of_kernels(inputs):
         served = rows[weight[rows] > 0]
         rows = _drawn(served if served.size else rows)
         costs = weight[rows] if served.size else np.ones(rows.size)
@@ -40,18 +41,7 @@ def deviation_after(inputs: CallInputs, points: np.ndarray, prior: ErrorPrior = 
     return np.sqrt(np.maximum(variance, 0.0))
 
 
-def random_points(inputs: CallInputs, weight: np.ndarray, per_kernel: int) -> np.ndarray:
-    """Return the indices of random calls, as many of each kernel: the baseline of :func:`planned`."""
-    random = np.random.default_rng(0)
-    chosen: list[int] = []
-    for rows in _kernels(inputs):
-        served = rows[weight[rows] > 0]
-        rows = served if served.size else rows
-        chosen += random.choice(rows, min(per_kernel, rows.size), replace=False).tolist()
-    return np.array(chosen, dtype=int)
-
-
-def _kernels(inputs: CallInputs) -> list[np.ndarray]:
+def rows_of_kernels(inputs: CallInputs) -> list[np.ndarray]:
     """Return the indices of each kernel's calls, kernels in the order of their names."""
     _, kernel = np.unique(inputs.kernels().astype(str), return_inverse=True)
     order = np.argsort(kernel, kind="stable")
@@ -73,7 +63,7 @@ def _greedy(covariances: np.ndarray, weight: np.ndarray, most: int, prior: Error
         after = np.maximum(variance[:, None] - covariances**2 / measured, 0.0)
         gain = weight @ (np.sqrt(variance)[:, None] - np.sqrt(after))
         gain[chosen] = -1.0
-        best = int(np.argmax(gain))
+        best = first_largest(gain)
         chosen.append(best)
         covariances = covariances - np.outer(covariances[:, best], covariances[best]) / measured[best]
     return chosen

@@ -22,15 +22,24 @@ ONCE = frozenset({"gemm"})
 
 
 def training_rows(
-    sweeps: Sequence[Path | str], family: str, gpus: Sequence[str] | None = None, extra: str = ""
+    sweeps: Sequence[Path | str],
+    family: str,
+    gpus: Sequence[str] | None = None,
+    extra: str = "",
+    sustained: bool = False,
 ) -> pa.Table:
     """Return the measured rows of a family: identity, math, distribution, call columns (float64), latency_us.
 
     ``sweeps``: Parquet files in the ``sweep_points`` contract; ``gpus``: those wanted, None for all; ``extra``: a
-    further SQL condition, "and ...". Rows are sorted by their key, whatever the order of the files.
+    further SQL condition, "and ..."; ``sustained``: those measured once the GPU had worked for seconds, else in bursts.
+    Rows are sorted by their key, whatever the order of the files.
     """
-    work = dict(FAMILIES[family].columns)
-    if "working_set_bytes" in work and any("working_set_bytes" in pq.read_schema(path).names for path in sweeps):
+    work, given = dict(FAMILIES[family].columns), {name for path in sweeps for name in pq.read_schema(path).names}
+    if "worked_s" in given:
+        extra += f" and (worked_s is not null) = {sustained}"
+    elif sustained:
+        extra += " and false"
+    if "working_set_bytes" in work and "working_set_bytes" in given:
         # the row's own working set, cold or warm; else the one known of the family's collectors
         work["working_set_bytes"] = f"coalesce(points.working_set_bytes, {work['working_set_bytes']})"
     wanted = "" if gpus is None else f" and gpu in ({', '.join(map(literal, gpus))})"

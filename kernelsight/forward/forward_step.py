@@ -351,17 +351,21 @@ def _assumed(
 def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa.Table:
     """Return ``kernel_latencies`` rows of a Parquet file of kernel calls on one GPU, in the file's order.
 
-    ``path``: a file that :func:`read_calls` accepts; ``tier``: None: auto. InvalidInput, UnknownName, ContractBroken:
-    as :func:`read_calls` and :func:`call_latencies`.
+    ``path``: a file that :func:`read_calls` accepts; ``tier``: None: auto. Where it states no engine, intervals hold
+    for calls that any harness times. InvalidInput, UnknownName, ContractBroken: as :func:`read_calls` and
+    :func:`call_latencies`.
     """
+    from kernelsight.files.parquet_files import read_schema
     from kernelsight.forward.call_files import read_calls
     from kernelsight.kernels.calls import call_latencies
+    from kernelsight.kernels.intervals import HARNESS
 
     gpu = resolve_names(session, {"gpu": gpu})["gpu"]
     calls = read_calls(Path(path), gpu, session.graph.known("kernel_calls"))
     return call_latencies(
         calls,
         tier or "auto",
+        None if "engine" in read_schema(Path(path), InvalidInput).names else HARNESS,
         *(
             session.table(name)
             for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "dies", "gpu_power")

@@ -23,15 +23,21 @@ from kernelsight.kernels.few_shot import moved_constants
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.intervals import (
+    ALL,
+    HARNESS,
     KNOTS_US,
     UNMEASURED_HALF,
     group_of,
+    group_of_harness,
     growth,
     half_widths_for,
     measured_half_widths,
     points_group,
 )
 from kernelsight.kernels.kernel_constants import (
+    FIRST_VENDOR,
+    LAUNCHING,
+    ON_CHIP,
     UNKNOWN,
     Facts,
     constants_at,
@@ -60,7 +66,7 @@ ALONE = {"gap_us": 0.0, "quantizes": 0.0, "query_passes": 0.0, "kv_passes": 0.0}
 SERVED = {**ALONE, "row_padding": 0.5}
 # the power limit has taken hold. Its form was chosen by products of 16 bits; others keep the time of their sweep: with
 # it, FP8 and NVFP4 models in TensorRT-LLM's tables run 6 to 9 % too slow on H100, H200 and RTX PRO 6000
-SUSTAINED = ("bf16", "fp16")
+SUSTAINED, AT_SUSTAINED_CLOCK = ("bf16", "fp16"), {"throttle_us": 0.0}
 TIERS = ("cross-generation", "roofline", "target-measured", "hypothetical", "unmeasured-vendor", "points-measured")
 # the GPU was measured, but not this kernel, or not at shapes like these; or a sibling of its die bounds the answer
 TIERS += ("gpu-measured",)
@@ -74,7 +80,7 @@ BY_MATH = {("mxfp4", "bf16"): "w4a16_mxfp4", ("mxfp4", "fp16"): "w4a16_mxfp4"}
 def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return the kinds of calls, and the number of each row's kind, (rows,); ``settings``: ``deployment_settings``.
 
-    Keys of a kind: tier, gpu, engine; engine_version, where one is stated; format and math, where calls state them;
+    Keys of a kind: tier, gpu, engine; harness, engine_version, where stated; format and math, where calls state them;
     head_dim, where it decides the kernel;
     requested_kernel, where the deployment or the calls name one ("": none); dtype, the cell of :func:`dtype_of`.
     """
@@ -86,6 +92,8 @@ def kinds_of(family: str, calls: pa.Table, settings: pa.Table) -> tuple[list[dic
         return values.take(pc.index_in(calls["deployment_id"], settings["deployment_id"].combine_chunks()))
 
     key_columns = {"tier": of_call("tier"), "gpu": calls["gpu"], "engine": calls["engine"]}
+    if _is_stated("harness", settings):
+        key_columns["harness"] = of_call("harness")
     if _is_stated("engine_version", settings):
         key_columns["engine_version"] = of_call("engine_version")
     for name in ("format", "math"):
@@ -145,7 +153,8 @@ def constants_of(
     a link its PCIe, those of no measured GPU. InvalidInput: a tier needs a sweep or points that the GPU does not have.
 
     Keys added to a kind: ``expanded``, whether the GPU lacks its math; ``fit``, the GPU whose fit it takes, and
-    ``twin``, the same where it is a twin; ``relinked``, PCIe and link exchanged; ``vendor``; ``kernel_engine``, the
+    ``twin``, the same where it is a twin; ``relinked``, PCIe and link exchanged; ``vendor``; ``hardware``, its
+    ``gpus.kind``; ``is_fitted``, whether a GPU of its vendor and kind was; ``kernel_engine``, the
     engine whose kernels answer; ``kernel``, as engine|implementation|dtype; ``kernel_swept``, whether that GPU's sweep
     ran it; ``other_format``, whether another cell's constants answer; ``answer_tier``; ``corrected``, the GPU of the
     correction; ``without``, the generation left out of the fit; ``interval_group``; ``log_floor`` and ``point_count``,
@@ -192,6 +201,8 @@ def _constants_of(
     fits = fitted_to(family, coefficients)
     for kind in kinds:
         kind["vendor"] = facts.vendor.get(kind["fit"])
+        kind["hardware"] = facts.kind.get(kind["gpu"], LAUNCHING)
+        kind["is_fitted"] = kind["vendor"] in fits.vendors and kind["hardware"] == LAUNCHING
         kind["dtype"] = measured_dtype(coefficients, family, kind["dtype"])
         engine = engine_that_ran(coefficients, family, kind["engine"], kind["fit"])
         kind["kernel_engine"] = engine_of_vendor(facts, coefficients, family, engine, kind["fit"])
@@ -212,10 +223,9 @@ def _constants_of(
             "implementation": implementation,
             "lineage": lineage_of(facts, implementation),
         }
-        # a vendor without a fit takes the constants of no kernel, GPU or engine: those of the family
-        vendor_is_fitted = kind["vendor"] in fits.vendors
-        path = path if vendor_is_fitted else dict.fromkeys(path, UNKNOWN)
-        vendor = kind["vendor"] if vendor_is_fitted else None
+        # a vendor without a fit, or what is no GPU, takes constants of no kernel, GPU or engine: those of the family
+        path = path if kind["is_fitted"] else dict.fromkeys(path, UNKNOWN)
+        vendor = kind["vendor"] if kind["is_fitted"] else None
         at = constants_at(
             facts, coefficients, family, latency_model.coefficients, [path], kind["without"], uses_own_fit, vendor
         )
@@ -232,8 +242,9 @@ def _constants_of(
         evidence.append(_evidence(kind, implementation, ran_on_generation, fits.measured))
     for name in SERVED.keys() & values.keys():
         values[name] = np.full(len(kinds), SERVED[name])
-    if "throttle_us" in values:
-        values["throttle_us"][[(kind.get("math") or "bf16") in SUSTAINED or kind["expanded"] for kind in kinds]] = 0.0
+    for name in AT_SUSTAINED_CLOCK.keys() & values.keys():
+        is_sustained = [(kind.get("math") or "bf16") in SUSTAINED or kind["expanded"] for kind in kinds]
+        values[name][is_sustained] = AT_SUSTAINED_CLOCK[name]
     return values, evidence
 
 
@@ -298,8 +309,7 @@ def _note_answer(
     kind["kernel_swept"] = kind["kernel"] in kernels
     ran_here = swept and (kind["vendor"] is None or kind["kernel"] in kernels)
     has_points = kind["fit"] in fits.with_points and not hypothetical
-    vendor_is_fitted = kind["vendor"] in fits.vendors
-    kind["answer_tier"] = _answer_tier(kind["tier"], ran_here, hypothetical, vendor_is_fitted, has_points)
+    kind["answer_tier"] = _answer_tier(kind["tier"], ran_here, hypothetical, kind["is_fitted"], has_points)
     if (kind["relinked"] or kind["twin"]) and kind["answer_tier"] in (*FITTED, "points-measured"):
         kind["answer_tier"] = "cross-generation"
     # a pack without a correction of the GPU does not say which kernels its sweep ran
@@ -345,6 +355,9 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
             half_widths[number] = np.maximum(half, unmeasured)
             if kind["kernel_swept"]:
                 half_widths[number, 0] = half
+            if kind.get("harness") == HARNESS and kind["kernel"] in own_curves and group_of_harness(ALL) in fit_curves:
+                added = half_widths_for(fit_curves, [group_of_harness(kind["dtype"])])[0]
+                half_widths[number] = np.hypot(half_widths[number], added)
         elif fit_curves and not is_measured:
             group = kind["interval_group"] if kind["point_count"] is None else points_group(kind["point_count"])
             # a pack without intervals of points has those of no point
@@ -359,15 +372,15 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
     return half_widths
 
 
-def _answer_tier(tier: str, kernel_measured: bool, hypothetical: bool, vendor_is_fitted: bool, has_points: bool) -> str:
+def _answer_tier(tier: str, kernel_measured: bool, hypothetical: bool, is_fitted: bool, has_points: bool) -> str:
     """Return the tier that answers where ``tier`` is wanted.
 
-    ``kernel_measured``: the GPU's sweep ran the kernel; ``vendor_is_fitted``: a GPU of the vendor was fitted;
+    ``kernel_measured``: the GPU's sweep ran the kernel; ``is_fitted``: a GPU of the vendor was fitted;
     ``has_points``: a few calls of the family were measured on the GPU.
     """
     if tier == "roofline":
         return tier
-    if not vendor_is_fitted:
+    if not is_fitted:
         return "unmeasured-vendor"
     if has_points and (tier == "points-measured" or (tier != "cross-generation" and not kernel_measured)):
         return "points-measured"
@@ -391,7 +404,11 @@ def _data_behind(kind: Mapping[str, Any], implementation: str, ran_on_generation
     if kind["answer_tier"] == "roofline":
         return "lower bound"
     if kind["answer_tier"] == "unmeasured-vendor":
-        return f"no GPU of {kind['vendor'].upper()} was measured: general constants of the family"
+        vendor = (kind["vendor"] or FIRST_VENDOR).upper()
+        if kind["hardware"] == ON_CHIP:
+            return f"no kernel of {vendor} was measured: 4 times its roofline, by a factor of 4 either way"
+        floors = "" if kind["hardware"] == LAUNCHING else ", without the floor of a launch"
+        return f"no GPU of {vendor} was measured: general constants of the family{floors}"
     if not measured:
         return "analytic terms with assumed constants"
     if kind["answer_tier"] == "points-measured":

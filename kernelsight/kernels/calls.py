@@ -31,14 +31,15 @@ MAY_BE_MISSING = {"window"}
 LARGEST_SIZE = 2**53
 
 
-def call_latencies(calls: pa.Table, tier: str, *fact_tables: pa.Table) -> pa.Table:
+def call_latencies(calls: pa.Table, tier: str, harness: str | None, *fact_tables: pa.Table) -> pa.Table:
     """Return ``kernel_latencies`` rows of ``kernel_calls`` rows, in their order.
 
-    ``fact_tables``: gpus, fabrics, eta_coefficients, kernel_implementations, dies, gpu_power. UnknownName: no such
-    family or kernel. InvalidInput: no rows, a shape lacks a field that its family needs, a size or count is not
-    positive, or the arithmetic is of no known dtype or not the GPU's.
+    ``harness``: None: as the engine's sweep was measured; HARNESS: intervals hold for any. ``fact_tables``: gpus,
+    fabrics, eta_coefficients, kernel_implementations, dies, gpu_power. UnknownName: no such family or kernel.
+    InvalidInput: no rows, a shape lacks a field that its family needs, a size or count is not positive, or the
+    arithmetic is of no known dtype or not the GPU's.
     """
-    tables = PricingTables(pa.table({"tier": [tier]}), *fact_tables)
+    tables = PricingTables(pa.table({"tier": [tier], "harness": pa.array([harness], pa.string())}), *fact_tables)
     if not calls.num_rows:
         raise InvalidInput("the file has no kernel calls; give at least one row.")
     _refuse_counts(calls)

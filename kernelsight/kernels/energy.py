@@ -115,9 +115,10 @@ def dynamic_j(
     work = work_of(family, calls, tables.gpus, tables.fabrics)
     row = positions(calls["gpu"], gpu_power["gpu"])
     columns = memoised((gpu_power,), "drawn", lambda: {name: gpu_power[name].to_numpy() for name in POWER_COLUMNS})
-    constants = {name: values[row] for name, values in columns.items()}
-    drawn_w = drawn_by(work, latency_us, constants)
+    at = row[0] if row.size and (row == row[0]).all() else row  # of one GPU, the common case: numbers
+    drawn_w = drawn_by(work, latency_us, {name: columns[name][at] for name in DRAWN_BY_WORK})
     if has_limit(settings):
+        constants = {name: values[row] for name, values in columns.items()}
         latency_us, drawn_w = under_limit(work, latency_us, drawn_w, limits_of(calls, settings), constants)
     return latency_us, drawn_w * latency_us * MICRO
 

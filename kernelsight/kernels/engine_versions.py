@@ -77,11 +77,11 @@ def version_at(
     return VersionAnswer(logs, swept[at_or_before(swept, nearest)], bool(own) and not sd, sd)
 
 
-def version_factor(latency_us: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """Return the factor of a version on latencies in microseconds; ``logs``: (..., KNOTS_US), one row a latency."""
+def version_factor(latency_us: np.ndarray, logs: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Return the factor of versions on latencies in microseconds; ``logs``: (versions, KNOTS_US), ``row``: of each."""
     at = np.interp(np.log(np.maximum(latency_us, 1e-9)), np.log(KNOTS_US), np.arange(float(len(KNOTS_US))))
     below = np.minimum(at.astype(int), len(KNOTS_US) - 2)
-    low, high = (np.take_along_axis(logs, position[:, None], 1)[:, 0] for position in (below, below + 1))
+    low, high = logs[row, below], logs[row, below + 1]
     return np.exp(low + (high - low) * (at - below))
 
 

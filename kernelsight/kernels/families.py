@@ -42,6 +42,7 @@ _EXPERTS = (
 _ROWS = ("rows", "columns")
 _MOVED = LatencyModel(streaming.streaming, _ROWS, unchanged, streaming.COEFFICIENTS, 1.6)
 _QUANTIZED = LatencyModel(streaming.quantize, _ROWS, unchanged, streaming.QUANTIZE_COEFFICIENTS, 1.6)
+_MIXED = LatencyModel(streaming.quantize, _ROWS, unchanged, streaming.STREAMS_COEFFICIENTS, 1.6)
 _SAMPLED = LatencyModel(streaming.sample, _ROWS, unchanged, streaming.SAMPLING_COEFFICIENTS, 2.5)
 _HALF_RING = LatencyModel(collectives.half_ring, ("group_size",), unchanged, collectives.HALF_RING, 1.5)
 _CACHING = ("full", "sliding", "selected", "mla", "sparse", "compressed")
@@ -169,6 +170,16 @@ _REGISTRY = (
         streaming.FEATURES,
         streaming.QUANTIZE_COLUMNS,
         launched_by=("quantizes_activations",),
+        vector_work=True,
+        kernel_column="implementation",
+    ),
+    Family(
+        "hyper_connection",
+        "hyper-connections of residual streams",
+        _MIXED,
+        streaming.FEATURES,
+        streaming.STREAMS_COLUMNS,
+        launched_by=("residual_streams",),
         vector_work=True,
         kernel_column="implementation",
     ),

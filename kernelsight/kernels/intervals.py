@@ -28,6 +28,8 @@ NEAR_OCTAVES = 1.0
 # of attention's errors is 1.6 times that of a fit with another board, of other kernels 0.7 to 1.1
 BY_OCTAVE = 0.1
 ALL = "*"
+# calls whose harness is not known, and the group of their curves
+HARNESS = "any harness"
 # numbers of measured points of a kernel, on a GPU without a sweep, for which intervals are fitted
 POINTS = (0, 1, 3, 5, 10)
 _OCTAVES_BETWEEN = float(np.log2(KNOTS_US[1] / KNOTS_US[0]))
@@ -40,6 +42,11 @@ def group_of(dtype: str, seen: bool) -> str:
     'fp8|seen'
     """
     return f"{dtype}|{'seen' if seen else 'unseen'}"
+
+
+def group_of_harness(dtype: str) -> str:
+    """Return the group of what a harness adds to calls of number formats."""
+    return f"{dtype}|{HARNESS}"
 
 
 def points_group(points: int) -> str:

@@ -22,6 +22,8 @@ GENERATIONS = {"8.9": "ada", "8": "ampere", "9": "hopper", "10": "sm_100", "12":
 GENERATIONS |= {"gfx908": "cdna1", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
 # rows of a pack without a vendor are fitted to this one's GPUs; their family constants serve vendors without a fit too
 FIRST_VENDOR = "nvidia"
+# gpus.kind of what launches each kernel, and of what keeps its weights on the chip
+LAUNCHING, ON_CHIP = "gpu", "on_chip_accelerator"
 
 
 def generation(compute_capability: str | None) -> str | None:
@@ -44,6 +46,7 @@ class Facts(NamedTuple):
     capability: dict[str, float]  # compute capability, 0 where it is no number
     design: dict[str, bool]  # whether memory is HBM; for collectives, whether the link is PCIe: siblings agree in it
     vendor: dict[str, str | None]  # None: the first vendor, as in packs
+    kind: dict[str, str]  # gpus.kind
 
 
 def family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Facts:
@@ -67,6 +70,7 @@ def _family_facts(family: str, implementations: pa.Table, gpus: pa.Table) -> Fac
         if family in COMMUNICATION
         else {name: text not in GDDR for name, text in zip(names, texts, strict=True)},
         vendors_of(gpus),
+        dict(zip(names, pc.fill_null(gpus["kind"], LAUNCHING).to_pylist(), strict=True)),
     )
 
 

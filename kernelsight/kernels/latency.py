@@ -29,6 +29,7 @@ from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features
 from kernelsight.kernels.hardware import BY_MATH, MICROSECONDS_PER_SECOND
 from kernelsight.kernels.intervals import spread
+from kernelsight.kernels.kernel_constants import LAUNCHING
 from kernelsight.kernels.network import BY_NODE, FADE_OCTAVES, correction, outside
 from kernelsight.kernels.prepared_calls import (
     COLD_BYTES,
@@ -65,7 +66,8 @@ class EvaluatedCalls(NamedTuple):
     # of each kind; then at sizes beyond its sweep; then in groups larger than any that ran there; of siblings' bounds
     evidence: list[str]
     evidence_of_row: np.ndarray  # (rows,)
-    results: dict[str, np.ndarray]  # of the expression: roofline_us, bound, tiles where it has some; (rows,)
+    # of the expression: roofline_us, bound, where it has some tiles, and launch_us that its hardware saves; (rows,)
+    results: dict[str, np.ndarray]
     tier: np.ndarray  # (rows,) positions in TIERS
     latency_us: np.ndarray  # (rows,)
 
@@ -110,6 +112,11 @@ def latency_columns(family: str, calls: pa.Table, tables: PricingTables) -> pa.T
 
     ``calls`` needs the columns of :func:`columns_read` alone.
     """
+    # each string column is read several times: its codes once
+    words = [field.name for field in calls.schema if field.type == pa.string()]
+    calls = pa.table(
+        {name: calls[name].dictionary_encode() if name in words else calls[name] for name in calls.column_names}
+    )
     evaluated = evaluate_calls(family, calls, tables)
     roofline, rows = evaluated.results["roofline_us"], calls.num_rows
     evaluated, dynamic_energy_j = under_power_limits(family, calls, evaluated, tables)
@@ -151,12 +158,21 @@ def under_power_limits(
 def interval(
     family: str, evaluated: EvaluatedCalls, coefficients: pa.Table
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return latency, p05 and p95 of each row, microseconds; no p05 lies below the roofline."""
+    """Return latency, p05 and p95 of each row, microseconds; no p05 lies below the roofline.
+
+    Where kernels have no launch, what one starts with was not measured: p95 holds a GPU's floor all the same.
+    """
     roofline, latency = evaluated.results["roofline_us"], evaluated.latency_us
     half_widths = interval_half_widths(family, evaluated.kinds, coefficients)
     is_beyond = (evaluated.evidence_of_row >= len(evaluated.kinds)).astype(np.int64)
-    width = spread(np, latency, half_widths[evaluated.kind_of_row, is_beyond])
-    return latency, np.maximum(latency / width, np.minimum(roofline, latency)), latency * width
+    # one kind within its sweep, the common case, is a row: no gather for each call
+    is_one = len(evaluated.kinds) == 1 and not is_beyond.any()
+    width = spread(np, latency, half_widths[0, 0] if is_one else half_widths[evaluated.kind_of_row, is_beyond])
+    return (
+        latency,
+        np.maximum(latency / width, np.minimum(roofline, latency)),
+        (latency + evaluated.results.get("launch_us", 0.0)) * width,
+    )
 
 
 def columns_read(family: str, available: Collection[str]) -> list[str]:
@@ -236,9 +252,16 @@ def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables) -> Evaluat
         group_results["latency_us"] = latency_us
         for name, values in group_results.items():
             results.setdefault(name, np.empty(calls.num_rows))[group.rows] = values
+    floor_us, pays_launch = results.pop("floor_us"), ~(ready.bounds.is_roofline | ready.bounds.beside)
+    unlaunched = [number for number, kind in enumerate(ready.kinds) if kind["hardware"] != LAUNCHING]
+    if unlaunched and FAMILIES[family].wire_share is None:  # collectives begin when their ranks have met
+        is_unlaunched = np.isin(ready.kind_of_row, unlaunched) & pays_launch
+        results["launch_us"] = np.where(is_unlaunched, floor_us, 0.0)
+        without_us = np.maximum(results["latency_us"] - results["launch_us"], results["roofline_us"])
+        results["latency_us"] = np.where(is_unlaunched, without_us, results["latency_us"])
+        pays_launch &= ~is_unlaunched
     latency = within_bounds(results["latency_us"], results["roofline_us"], ready.bounds)
-    pays_launch = ~(ready.bounds.is_roofline | ready.bounds.beside)
-    results["bound"][pays_launch & (results.pop("floor_us") > results["roofline_us"])] = BOUNDS.index("launch")
+    results["bound"][pays_launch & (floor_us > results["roofline_us"])] = BOUNDS.index("launch")
     most_gpus = ready.most_gpus(tables.coefficients)
     tier, evidence_of_row = _tier_and_evidence(ready, beyond_sizes, most_gpus)
     evidence = [*ready.evidence, *(f"{sentence}, at sizes beyond its own" for sentence in ready.evidence)]

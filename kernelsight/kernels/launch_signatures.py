@@ -76,6 +76,8 @@ def launched_families(settings: pa.Table, sharded_layers: pa.Table, layer_weight
     traits |= {size for size in ("tp", "pp", "dp") if (pc.max(settings[size]).as_py() or 1) > 1}
     if pc.any(layer_weights["quantizes_activations"]).as_py():
         traits.add("quantizes_activations")
+    if pc.any(pc.ends_with(layer_weights["name"], "_stream_proj")).as_py():
+        traits.add("residual_streams")
     return launched(traits)
 
 

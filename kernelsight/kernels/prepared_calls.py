@@ -18,7 +18,8 @@ from kernelsight.kernels.features import features
 from kernelsight.kernels.few_shot import call_inputs, expected_residual, sizes_of
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.hardware import MATH, hardware_columns
-from kernelsight.kernels.kernel_constants import family_facts, fitted_gpus, siblings
+from kernelsight.kernels.intervals import UNMEASURED_HALF
+from kernelsight.kernels.kernel_constants import ON_CHIP, family_facts, fitted_gpus, siblings
 from kernelsight.kernels.nearby import Nearby, nearby_delta
 from kernelsight.kernels.network import Network, scaled
 from kernelsight.kernels.pack_contents import largest_groups, nearby_at, network_at, points_at, words_of
@@ -37,6 +38,7 @@ class LatencyBounds(NamedTuple):
 
     is_roofline: np.ndarray  # tier roofline: the latency is the roofline itself
     is_unmeasured: np.ndarray  # a vendor without measurements: never above SLOWEST_US + SLOWEST_ETA x roofline
+    on_chip: np.ndarray  # no kernel model describes it: from the roofline to a factor of UNMEASURED_HALF either way
     beside: np.ndarray  # hidden behind a kernel on the other stream: at most its roofline, the bandwidth that it takes
 
 
@@ -95,7 +97,8 @@ class PreparedCalls(NamedTuple):
 
     def version_factor(self, group: CallGroup, latency_us: np.ndarray) -> np.ndarray:
         """Return the factor of the engine's version on each latency of a group, (rows,); latencies in microseconds."""
-        return version_factor(latency_us, np.array([kind["version"].logs for kind in self.kinds])[group.kind_of_row])
+        logs = np.array([kind["version"].logs for kind in self.kinds])
+        return version_factor(latency_us, logs, group.kind_of_row)
 
     def most_gpus(self, coefficients: pa.Table) -> np.ndarray:
         """Return the largest group in which a sweep ran each kind's collective, (kinds,); inf: not known, or none.
@@ -139,7 +142,9 @@ def prepare_calls(family: str, calls: pa.Table, tables: PricingTables) -> Prepar
     beside = np.zeros(calls.num_rows, bool)
     if "beside" in calls.column_names:
         beside = pc.fill_null(calls["beside"], False).to_numpy(zero_copy_only=False)
-    bounds = LatencyBounds(tier == TIERS.index("roofline"), tier == TIERS.index("unmeasured-vendor"), beside)
+    is_unmeasured = tier == TIERS.index("unmeasured-vendor")
+    on_chip = is_unmeasured & np.array([kind["hardware"] == ON_CHIP for kind in kinds], bool)[kind_of_row]
+    bounds = LatencyBounds(tier == TIERS.index("roofline"), is_unmeasured, on_chip, beside)
     return PreparedCalls(family, columns, kinds, kind_of_row, evidence, at, hardware, networks, tier, bounds)
 
 
@@ -150,8 +155,11 @@ def times_factor(is_cold: bool, latency_us: np.ndarray, roofline_us: np.ndarray,
 
 def within_bounds(latency_us: np.ndarray, roofline_us: np.ndarray, bounds: LatencyBounds) -> np.ndarray:
     """Return latencies within the bounds of their tier and of the other stream, microseconds."""
+    if not any(np.any(bound) for bound in bounds):
+        return latency_us
     slowest_us = np.where(bounds.is_unmeasured, SLOWEST_US + SLOWEST_ETA * roofline_us, np.inf)
     latency_us = np.where(bounds.is_roofline, roofline_us, np.minimum(latency_us, slowest_us))
+    latency_us = np.where(bounds.on_chip, roofline_us * np.exp(UNMEASURED_HALF), latency_us)
     return np.where(bounds.beside, np.minimum(latency_us, roofline_us), latency_us)
 
 

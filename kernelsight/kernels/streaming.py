@@ -1,4 +1,4 @@
-"""Latency of memory-bound kernels: norms, activations, RoPE, copies, embeddings, quantisation, sampling."""
+"""Latency of memory-bound kernels: norms, activations, RoPE, copies, embeddings, quantisation, streams, sampling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from kernelsight.kernels.coefficients import Coefficient
 from kernelsight.kernels.latency_model import Columns, Features
-from kernelsight.kernels.work import streamed
+from kernelsight.kernels.work import fields, streamed
 
 _FLOOR = "launch and drain of a small kernel inside a CUDA graph"
 # starts are from quantisation sweeps of H100, H200 and L40S: no other kernel of these families was measured
@@ -39,6 +39,13 @@ QUANTIZE_COEFFICIENTS = (
     Coefficient("passes", "1", 1.0, 0.1, 20.0, "engine", "bytes moved against the least", 0.7),
     Coefficient("row_clocks", "clocks", 1.0, 0.01, 100.0, "engine", "dispatch of one row's block", 0.7),
 )
+# a read is several kernels: a product of all streams, its normalisation by 20 iterations, and the weighted sum
+STREAMS_COEFFICIENTS = (
+    Coefficient("floor_us", "us", 5.0, 0.5, 40.0, "implementation", "launches and drains inside a CUDA graph"),
+    *_MEMORY,
+    Coefficient("passes", "1", 1.3, 0.5, 20.0, "implementation", "bytes moved against the least", 0.7),
+    Coefficient("row_clocks", "clocks", 1.0, 0.01, 1000.0, "implementation", "dispatch of one row's block", 0.7),
+)
 
 FEATURES = Features(("rows", "columns", "bytes"), grids=((("rows", 1.0),),))
 NORM_COLUMNS = streamed("norm_flops(rows, columns)", "norm_bytes(rows, columns, implementation like '%add%')")
@@ -46,6 +53,11 @@ ACTIVATION_COLUMNS = streamed("activation_flops(rows, columns)", "activation_byt
 ROPE_COLUMNS = streamed("rope_flops(rows, columns)", "rope_bytes(rows, columns)")
 KV_WRITE_COLUMNS = streamed("0.0", "kv_write_bytes(rows, columns, weight_bits / 8)")
 QUANTIZE_COLUMNS = streamed("quantize_flops(rows, columns)", "quantize_bytes(rows, columns, activation_bits)")
+_WRITES = "implementation like '%write%'"
+STREAMS_COLUMNS = fields(streams="width") | streamed(
+    f"hyper_connection_flops(rows, columns, streams, {_WRITES})",
+    f"hyper_connection_bytes(rows, columns, streams, {_WRITES})",
+)
 EMBEDDING_COLUMNS = streamed("0.0", "embedding_bytes(rows, columns)")
 SAMPLING_COLUMNS = streamed("sampling_flops(rows, columns)", "sampling_bytes(rows, columns, implementation = 'argmax')")
 

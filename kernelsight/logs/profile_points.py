@@ -21,6 +21,7 @@ from kernelsight.logs.files import LogFile, documents, open_log
 from kernelsight.logs.plain import Source, source_of
 from kernelsight.logs.read_logs import read_logs
 from kernelsight.number_format import percent
+from kernelsight.scenario.proposed_columns import flag_of, proposed_columns
 
 # number formats of PyTorch's types in traces: of weight and arithmetic
 TYPES = {"BFloat16": "bf16", "Half": "fp16", "Float8_e4m3fn": "fp8", "Float8_e5m2": "fp8", "signed char": "int8"}
@@ -30,6 +31,7 @@ _SIZE = re.compile(r"(\d)\[(?:(\d)|:-1)\]")
 LONGEST_US, LARGEST_SIZE = 1e9, 2**40
 EXAMPLE = "--columns family==gemm m=M n=N k=K latency_us=T[us] dtype==bf16"
 TEXTS = ("family", "kernel", "implementation", "engine", "engine_version", "dtype", "format", "math", "distribution")
+KNOWN, SIZES = ("gpu", "latency_us", *TEXTS, *SHAPE), frozenset(SHAPE)
 
 
 def profile_points(paths: Sequence[Path], gpu: str | None, columns: Mapping[str, str] | None) -> Iterator[Batch]:
@@ -39,8 +41,28 @@ def profile_points(paths: Sequence[Path], gpu: str | None, columns: Mapping[str,
     as ``compare --columns`` has them. InvalidInput: no GPU, no shapes, or a column that is missing.
     """
     for path in paths:
-        batches = _of_table(path, columns, gpu) if columns else _of_profile(open_log(path), gpu)
+        mapped = columns or _own_columns(open_log(path))
+        batches = _of_table(path, mapped, gpu) if mapped else _of_profile(open_log(path), gpu)
         yield from (batch for batch in batches if batch.rows.height or batch.dropped)
+
+
+def _own_columns(file: LogFile) -> dict[str, str] | None:
+    """Return the columns of a CSV that have our names; None: it is no table of kernels with shapes.
+
+    InvalidInput: needed ones have other names; the error proposes --columns.
+    """
+    if file.kind != "text" or not proposed_columns(file.columns, form="kernels").keys() | set(file.columns) & SIZES:
+        return None
+    own = {name: name for name in file.columns if name in KNOWN}
+    proposed = proposed_columns([name for name in file.columns if name not in own], own, "kernels")
+    if not (own.keys() | proposed.keys()) & SIZES or "latency_us" not in own.keys() | proposed.keys():
+        return None
+    if proposed:
+        raise InvalidInput(
+            f"{file.path} has columns with other names than sweep_points; `kernelsight calibrate import profile` takes "
+            f"{flag_of(proposed)}."
+        )
+    return own
 
 
 def _of_profile(file: LogFile, gpu: str | None) -> Iterator[Batch]:
@@ -105,10 +127,9 @@ def _shape(arguments: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, A
 
 def _of_table(path: Path, columns: Mapping[str, str], gpu: str | None) -> Iterator[Batch]:
     """Yield the rows of a CSV table of kernels, whose columns are mapped."""
-    known = ("gpu", "latency_us", *TEXTS, *SHAPE)
     for name in columns:
-        if name not in known:
-            raise unknown("column", name, known, "--columns takes our name = the name in the file.")
+        if name not in KNOWN:
+            raise unknown("column", name, KNOWN, "--columns takes our name = the name in the file.")
     sources = {name: source_of(name, column) for name, column in columns.items()}
     table = read_csv(path, [one.column for one in sources.values() if one.value is None], "kernels")
     rows = table.select(_column(name, source) for name, source in sources.items())
@@ -118,6 +139,8 @@ def _of_table(path: Path, columns: Mapping[str, str], gpu: str | None) -> Iterat
         families = {name: family_of(name) for name in rows["kernel"].drop_nulls().unique()}
         rows = rows.with_columns(pl.col("kernel").replace_strict(families, return_dtype=pl.String).alias("family"))
     rows = rows.with_columns(pl.lit(path.name).alias("source")).drop("kernel", strict=False)
+    if "gpu" not in columns and gpu is None:
+        raise InvalidInput(f"{path} names no GPU; add a column gpu, or import it with --gpus NAME.")
     by_gpu = rows.partition_by("gpu", as_dict=True) if "gpu" in columns else {(gpu,): rows}
     for (name,), part in by_gpu.items():
         yield from _batches(part.drop("gpu", strict=False), _gpu(gpu or name), Counter())

@@ -14,7 +14,8 @@ import numpy as np
 
 from kernelsight.errors import unknown
 from kernelsight.kernels.portability import in_danger
-from kernelsight.measure.suite import FAMILIES, number_formats
+from kernelsight.measure.suite import FAMILIES, SUSTAINED, number_formats
+from kernelsight.measure.timing import WORKED_SECONDS
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
@@ -37,24 +38,29 @@ INTERVAL_SIGMAS = 1.645
 HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
 # implementations that represent a family's calls in a suite
 KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
+# our own kernels of these represent no engine's
+KERNELS |= {"mla_decode": ()}
 # libraries with prefill and decode attention; the first is the default
 ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
+# what names the kernel of a point
+KERNEL = ("family", "implementation", "dtype")
 # the cost of a launch without work: the first second of every plan
 LAUNCHES = {"family": "launch", "implementation": ["empty_graph", "graph_launch", "eager_launch"]}
+# sums of decimals do not depend on the order of rows, so that equal plans have equal points
 CALLS = """
 select calls.family, calls.shape, calls.format, calls.math,
-       sum(calls.count * latencies.latency_us / totals.total_us) as weight,
-       any_value(latencies.latency_us) as latency_us,
-       any_value(ln(latencies.latency_p95_us / latencies.latency_us)) as half
+       sum((calls.count * latencies.latency_us / totals.total_us)::decimal(38, 15))::double as weight,
+       max(latencies.latency_us) as latency_us,
+       max(ln(latencies.latency_p95_us / latencies.latency_us)) as half
 from kernel_calls as calls
 join kernel_latencies as latencies using (deployment_id, step_shape_id, call)
 join (
-  select deployment_id, step_shape_id, sum(count * latency_us) as total_us from kernel_latencies group by all
+  select deployment_id, step_shape_id, sum((count * latency_us)::decimal(38, 9))::double as total_us
+  from kernel_latencies group by all
 ) as totals using (deployment_id, step_shape_id)
 group by calls.family, calls.shape, calls.format, calls.math
 order by calls.family, weight desc, calls.shape, calls.format, calls.math
 """
-
 EVIDENCE = "select family, evidence, sum(count * latency_us) as gpu_us from kernel_latencies group by all order by all"
 
 
@@ -107,7 +113,7 @@ def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]
     points: dict[str, dict[str, Any]] = {}
     for call in calls:
         for point in _points_of(call, attention):
-            key = json.dumps([point["family"], point["implementation"], point["dtype"], point["shape"]])
+            key = json.dumps([*(point[name] for name in KERNEL), point["shape"]])
             point_of_shape = points.setdefault(key, {**point, "weight": 0.0})
             point_of_shape["weight"] += call["weight"]
     return list(points.values())
@@ -140,13 +146,13 @@ def shares_unmeasured(calls: Sequence[Mapping[str, Any]], points: Sequence[Mappi
 
 def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
     family = FAMILIES.get(call["family"])
-    if family is None or "gpus" in family.sizes:
-        return []  # collectives need several GPUs
+    if family is None:
+        return []
     shape = {name: size for name, size in call["shape"].items() if size is not None}
     attention = call["family"].endswith("attention")
     # for attention the suite gives the KV cache's format; queries are bfloat16
     dtype = f"bf16/{call['format']}" if attention else call["format"] or family.dtypes[0]
-    sizes = {name: shape[name] for name in (*family.sizes, *family.defaults) if name in shape}
+    sizes = family.defaults | {name: shape[name] for name in (*family.sizes, *family.defaults) if name in shape}
     if "head_dim" in family.sizes and "head_dim" not in shape:
         sizes["head_dim"] = next(width for width in (*HEAD_WIDTHS, 1) if shape["columns"] % width == 0)
     if dtype not in family.dtypes or any(name not in sizes for name in family.sizes):
@@ -204,22 +210,22 @@ def _calls_by_family(points: Sequence[Mapping[str, Any]], gpu: str) -> dict[str,
 def choose(
     points: Sequence[Mapping[str, Any]], features: Sequence[np.ndarray], seconds: float
 ) -> tuple[list[int], list[dict[str, Any]]]:
-    """Choose points for a budget of ``seconds``: their indices, the largest gain first, and one printed row per family.
+    """Choose points for a budget of ``seconds``: their indices, and one printed row per family.
 
+    The first point of each family, and of each number of GPUs, comes first, then the largest gain per second.
     ``features``: of each point; only points of one group are compared, so families may have different features.
     """
     from kernelsight.fitting.experimental_design import greedy_design
 
-    groups = [f"{point['family']}|{point['implementation']}|{point['dtype']}" for point in points]
+    groups = [_group(point) for point in points]
     sizes = _positions(features, groups)
     weight = np.array([point["weight"] for point in points])
     deviation = np.array([point["deviation"] for point in points])
-    point_seconds = np.array([_seconds(point) for point in points])
-    chosen: list[int] = []
-    for step in greedy_design(sizes, deviation, weight, point_seconds, groups):
-        if step.seconds > seconds and chosen:
-            break
-        chosen.append(step.candidate)
+    point_seconds = np.array([seconds_of(point) for point in points])
+    ranked = [step.candidate for step in greedy_design(sizes, deviation, weight, point_seconds, groups)]
+    ordered = list(dict.fromkeys([*first_of_families(points, ranked), *ranked]))
+    spent_s = np.cumsum(point_seconds[ordered])
+    chosen = ordered[: max(int(np.searchsorted(spent_s, seconds, "right")), 1)]
     return chosen, _by_family(points, chosen, deviation, _deviation_after(sizes, deviation, groups, chosen))
 
 
@@ -228,8 +234,8 @@ def choose_points(
 ) -> tuple[list[int], list[dict[str, Any]]]:
     """Choose up to ``per_kernel`` points of each kernel, those that lower the expected error most.
 
-    Returns their indices, by increasing latency, so that a suite begins with the smallest calls, and one printed row
-    per family. ``coefficients``: the pack, for the slopes of latencies with its constants.
+    Returns their indices, the most useful call of a kernel first, and one printed row per family. Of a collective, one
+    call of each number of GPUs is chosen. ``coefficients``: the pack, for the slopes of latencies with its constants.
     """
     from kernelsight.catalog.tables import facts
     from kernelsight.fitting.few_shot import measured_calls
@@ -245,24 +251,65 @@ def choose_points(
     chosen, after = [], deviation.copy()
     for family, (indices, table) in _calls_by_family(points, gpu).items():
         inputs = measured_calls(family, table, gpu, pack, tables, ALONE).inputs
-        family_chosen = planned(inputs, weight[indices], per_kernel, prior)
+        groups = np.array([_group(points[index]) for index in indices])
+        most = 1 if "gpus" in FAMILIES[family].sizes else per_kernel
+        of_groups = [np.flatnonzero(groups == name) for name in dict.fromkeys(groups.tolist())]
+        family_chosen = np.concatenate(
+            [rows[planned(inputs.at(rows), weight[indices][rows], most, prior)] for rows in of_groups]
+        )
         after[indices] *= deviation_after(inputs, family_chosen, prior) / deviation_after(
             inputs, family_chosen[:0], prior
         )
         chosen += [indices[number] for number in family_chosen.tolist()]
-    ordered = sorted(chosen, key=lambda index: points[index]["latency_us"])
-    return ordered, _by_family(points, ordered, deviation, after)
+    return chosen, _by_family(points, chosen, deviation, after)
 
 
-def danger_first(session: Session, points: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> list[int]:
-    """Return the chosen points, those first whose families extrapolate in the danger region (``eta_portability``).
+def _group(point: Mapping[str, Any]) -> str:
+    """Return the kernel of a point, and the number of its GPUs: points of one group have correlated errors."""
+    return "|".join(str(part) for part in (*(point[name] for name in KERNEL), point["shape"].get("gpus", 1)))
 
-    ``session``: of :func:`served_calls`.
+
+def first_of_families(points: Sequence[Mapping[str, Any]], ranked: Sequence[int]) -> list[int]:
+    """Return the first point of each family and number of GPUs: what a new GPU differs by is one factor a family.
+
+    Of a family's kernels the one that most time is spent on counts; families by their share of time, collectives last.
     """
+    time: dict[Any, float] = {}
+    for point in points:
+        for key in (_group(point), (point["family"], point["shape"].get("gpus", 1))):
+            time[key] = time.get(key, 0.0) + point["weight"]
+    first: dict[Any, int] = {}
+    for index in sorted(ranked, key=lambda index: -time[_group(points[index])]):
+        first.setdefault((points[index]["family"], points[index]["shape"].get("gpus", 1)), index)
+    return [first[key] for key in sorted(first, key=lambda key: (key[1] > 1, -time[key]))]
+
+
+def sustained_product(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the longest product of 16 bits, to be measured once the power limit has taken hold; none without one."""
+    products = [point for point in points if point["family"] == "gemm" and point["dtype"] in ("bf16", "fp16")]
+    longest = max(products, key=lambda point: point["latency_us"], default=None)
+    return [{**longest, "cache": SUSTAINED}] if longest else []
+
+
+def first_minute(
+    session: Session,
+    points: Sequence[Mapping[str, Any]],
+    chosen: Sequence[int],
+    product: Sequence[Mapping[str, Any]],
+) -> list[Mapping[str, Any]]:
+    """Return chosen points in the order in which to measure them: one of each family, then the sustained ``product``.
+
+    Then one collective of each number of GPUs, and the others: those first whose families extrapolate in the danger
+    region (``eta_portability``). ``session``: of :func:`served_calls`.
+    """
+    first = first_of_families(points, chosen)
+    alone = [index for index in first if points[index]["shape"].get("gpus", 1) == 1]
     shares: dict[str, float] = {}
     for row in in_danger(session.query(EVIDENCE).to_pylist(), lambda: session.table("eta_portability")):
         shares[row["family"]] = shares.get(row["family"], 0.0) + row["share"]
-    return sorted(chosen, key=lambda number: -shares.get(points[number]["family"], 0.0))
+    others = sorted(chosen, key=lambda index: -shares.get(points[index]["family"], 0.0))
+    later = dict.fromkeys([*first[len(alone) :], *(index for index in others if index not in set(first))])
+    return [*(points[index] for index in alone), *product, *(points[index] for index in later)]
 
 
 def _by_family(
@@ -278,7 +325,7 @@ def _by_family(
             {
                 "family": family,
                 "points": len(family_chosen),
-                "seconds": float(sum(_seconds(points[number]) for number in family_chosen)),
+                "seconds": float(sum(seconds_of(points[number]) for number in family_chosen)),
                 "of_calls": len(indices),
                 "expected_error_before": float(weights @ before[indices]),
                 "expected_error_after": float(weights @ after[indices]),
@@ -308,9 +355,10 @@ def _deviation_after(
     return remaining(sizes, deviation, groups, chosen)
 
 
-def _seconds(point: Mapping[str, Any]) -> float:
+def seconds_of(point: Mapping[str, Any]) -> float:
     """Return the seconds that measuring a point takes."""
-    return SETUP_SECONDS + REPLAYS * max(REPLAY_US, LEAST_LAUNCHES * point["latency_us"]) * 1e-6
+    worked_s = WORKED_SECONDS if point["cache"] == SUSTAINED else 0.0
+    return SETUP_SECONDS + worked_s + REPLAYS * max(REPLAY_US, LEAST_LAUNCHES * point["latency_us"]) * 1e-6
 
 
 def suite_of_points(
@@ -327,8 +375,8 @@ def suite_of_points(
     """
     entries: dict[tuple[str, ...], dict[str, Any]] = {("launch",): LAUNCHES}
     for point in points:
-        key = tuple(point[name] for name in ("family", "implementation", "dtype", "cache"))
-        entry = entries.setdefault(key, {name: point[name] for name in ("family", "implementation", "dtype", "cache")})
+        key = (*(point[name] for name in (*KERNEL, "cache")), point["shape"].get("gpus"))
+        entry = entries.setdefault(key, {name: point[name] for name in (*KERNEL, "cache")})
         entry.setdefault("points", []).append(point["shape"])
     doc = f"Planned for {', '.join(models)} with {', '.join(engines)} on {gpu}: {number(minutes, 2)} minutes."
     return {"suite": name, "doc": doc, "minutes": minutes, "entries": list(entries.values())}

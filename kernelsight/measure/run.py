@@ -21,8 +21,17 @@ from kernelsight.caches.journal import Journal, Records, journal_path, read_jour
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.device import CannotMeasure, Device, DeviceLost, Identity, Kernel, Replay
 from kernelsight.measure.rows import row_of, sweep_schema, versions_of
-from kernelsight.measure.suite import Point, Rule, Suite
-from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT, Timing, Watch, drawn_w, replayed, time_replays
+from kernelsight.measure.suite import SUSTAINED, Point, Rule, Suite
+from kernelsight.measure.timing import (
+    HOPELESS_POINTS,
+    SLOWED_FAULT,
+    Timing,
+    Watch,
+    drawn_w,
+    replayed,
+    time_replays,
+    worked_s,
+)
 from kernelsight.number_format import number, percent
 
 KIND = "measurement"
@@ -176,12 +185,13 @@ def time_point(device: Device, point: Point, rule: Rule, watch: Watch, kernel: K
     """Choose the launches per replay and time them; CannotMeasure if their time is invalid or below the noise."""
     try:
         reference, full = _replays(device, point, kernel)
+        worked = worked_s(device, full, rule.block) if point.cache == SUSTAINED else None
         timing = time_replays(device, reference, full, rule, watch)
     except ValueError as error:
         raise CannotMeasure(str(error)) from None
     if not timing.latency_us > 0:
         raise CannotMeasure("the launches take less time than the noise of a replay")
-    return timing._replace(power_w=drawn_w(device, full, rule.block))
+    return timing._replace(power_w=drawn_w(device, full, rule.block), worked_s=worked)
 
 
 def _replays(device: Device, point: Point, kernel: Kernel) -> tuple[Replay, Replay]:

@@ -23,7 +23,8 @@ from kernelsight.files.numbers import is_number
 class Family(NamedTuple):
     """One family; the first implementation and number format are the defaults of a suite.
 
-    ``sizes``: required fields of ``sweep_points.shape``; ``defaults``: optional ones.
+    ``sizes``: required fields of ``sweep_points.shape``; ``defaults``: optional ones; ``caches``: states of the cache
+    in which a suite measures it; ``others``: those that an entry has to name.
     """
 
     sizes: tuple[str, ...]
@@ -31,19 +32,24 @@ class Family(NamedTuple):
     dtypes: tuple[str, ...] = ("bf16",)
     caches: tuple[str, ...] = ("cold", "warm")
     defaults: Mapping[str, int] = {}
+    others: tuple[str, ...] = ()
 
 
+# cache state of a kernel that is measured warm once the GPU has worked for seconds: its power limit has taken hold
+SUSTAINED = "sustained"
 _ROWS = ("rows", "columns")
 _PREFILL = ("batch", "new_tokens", "heads", "kv_heads", "head_dim")
 _DECODE = ("batch", "context", "heads", "kv_heads", "head_dim")
 _ATTENTION = ("torch_sdpa", "flashinfer", "cudnn_frontend", "flash_attention_vllm")
+# our own kernels, for which no library is needed
+PAGED, PAGED_MLA, GROUPED = "paged_decode", "paged_mla_decode", "grouped_products"
 _BYTES = ("bytes",)
 _CACHES = ("bf16/bf16", "bf16/fp8")
 # kernels that read an 8-bit cache with 8-bit queries: their arithmetic is 8-bit too
 EIGHT_BIT_QUERIES = frozenset({"flash_attention_3", "flash_attention_4"})
 _COPIES = ("memcpy_device", "memcpy_h2d_pinned", "memcpy_d2h_pinned", "memcpy_h2d_pageable", "memcpy_d2h_pageable")
 FAMILIES: dict[str, Family] = {
-    "gemm": Family(("m", "n", "k"), ("cublas",), ("bf16", "fp16", "fp8", "int8")),
+    "gemm": Family(("m", "n", "k"), ("cublas",), ("bf16", "fp16", "fp8", "int8"), others=(SUSTAINED,)),
     "batched_gemm": Family(("batch", "m", "n", "k"), ("cublas",), ("bf16", "fp16")),
     "norm": Family(_ROWS, ("rms_norm", "fused_add_rms_norm")),
     "activation": Family(_ROWS, ("silu_and_mul", "gelu_and_mul")),
@@ -58,7 +64,17 @@ FAMILIES: dict[str, Family] = {
     "prefill_attention": Family(
         _PREFILL, _ATTENTION, _CACHES, caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
     ),
-    "decode_attention": Family(_DECODE, _ATTENTION, _CACHES, caches=("cold",), defaults={"window": 0}),
+    "decode_attention": Family(_DECODE, (*_ATTENTION, PAGED), _CACHES, caches=("cold",), defaults={"window": 0}),
+    "mla_decode": Family(
+        ("batch", "context", "heads", "kv_lora_rank", "rope_dim"), (PAGED_MLA,), ("bf16/bf16",), caches=("cold",)
+    ),
+    "moe": Family(
+        ("tokens", "hidden", "intermediate", "experts", "top_k"),
+        ("fused_moe_vllm", GROUPED),
+        ("bf16", "fp8_block"),
+        caches=("cold",),
+        defaults={"moe_tp": 1, "moe_ep": 1, "expert_matrices": 3},
+    ),
     "p2p": Family(("bytes", "gpus"), ("memcpy_peer",), ("bf16",), caches=("warm",)),
     **dict.fromkeys(
         ("all_reduce", "all_gather", "reduce_scatter"), Family(("bytes", "gpus"), ("nccl",), caches=("warm",))
@@ -73,8 +89,8 @@ def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[s
         if implementation in EIGHT_BIT_QUERIES:
             return stored, stored
         return stored, math
-    if family in ("gemm", "batched_gemm"):
-        return dtype, dtype
+    if family in ("gemm", "batched_gemm", "moe"):
+        return dtype, dtype.partition("_")[0]
     return (dtype, None) if dtype in ("bf16", "fp16", "fp32", "fp8", "int8") else (None, None)
 
 
@@ -87,7 +103,7 @@ SUITE_FIELDS = ("suite", "doc", "minutes", "rule", "entries")
 
 
 class Point(NamedTuple):
-    """One kernel to measure. ``cache``: warm (its data is in L2) or cold (flushed from it)."""
+    """One kernel to measure. ``cache``: warm (its data is in L2), cold (flushed from it) or SUSTAINED."""
 
     family: str
     implementation: str
@@ -208,14 +224,20 @@ def _points(entry: Any, where: str, most: int) -> list[Point]:
     if not isinstance(name, str) or name not in FAMILIES:
         raise unknown("kernel family", str(name), FAMILIES, f"It is in {where}.")
     family = FAMILIES[name]
-    fields = (("implementation", family.implementations), ("dtype", family.dtypes), ("cache", family.caches))
-    combinations = list(itertools.product(*(_words(entry, field, allowed, where) for field, allowed in fields)))
+    fields = {
+        "implementation": (family.implementations, family.implementations[:1]),
+        "dtype": (family.dtypes, family.dtypes[:1]),
+        "cache": ((*family.caches, *family.others), family.caches),
+    }
+    combinations = list(itertools.product(*(_words(entry, field, *words, where) for field, words in fields.items())))
     shapes = _shapes(entry, family, where, most // len(combinations))
     return [Point(name, *combination, shape) for combination in combinations for shape in shapes]
 
 
-def _words(entry: Mapping[str, Any], field: str, allowed: Sequence[str], where: str) -> list[str]:
-    value = entry.get(field, allowed[:1] if field != "cache" else allowed)
+def _words(
+    entry: Mapping[str, Any], field: str, allowed: Sequence[str], default: Sequence[str], where: str
+) -> list[str]:
+    value = entry.get(field, default)
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or not words:
         raise InvalidInput(f"{where}: {field} is {value!r}; give one of {', '.join(allowed)}, or a list of them.")
@@ -243,7 +265,7 @@ def _shapes(entry: Mapping[str, Any], family: Family, where: str, most: int) -> 
             if missing := [name for name in family.sizes if name not in shape]:
                 raise InvalidInput(f"{where} is missing the sizes {', '.join(missing)}; add them to axes or points.")
             for size, value in shape.items():
-                least = 0 if size in family.defaults else 1
+                least = min(family.defaults.get(size, 1), 1)
                 if size not in family.sizes and size not in family.defaults:
                     raise unknown("size", size, [*family.sizes, *family.defaults], f"It is in {where}.")
                 if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST:

@@ -25,8 +25,8 @@ SLOWED = frozenset({"hw_slowdown", "hw_thermal", "sw_thermal", "power_brake"})
 POWER = "power_cap"
 # a clock below these shares of the highest in the point or in the run is throttled, unless by the power limit
 SAME_CLOCK, RUN_CLOCK = 0.97, 0.9
-# time for which a kernel runs to measure its power
-POWER_SECONDS = 0.5
+# time for which a kernel runs to measure its power, and before a sustained point is measured
+POWER_SECONDS, WORKED_SECONDS = 0.5, 2.0
 # consecutive throttled points after which the next ones no longer wait
 HOPELESS_POINTS = 3
 # medians with a larger relative standard error are not used in fits
@@ -38,7 +38,8 @@ class Timing(NamedTuple):
     """One measured latency, its precision, and the state of the GPU during the measurement.
 
     ``gap_us``: constant time of a replay; ``repeated``: blocks discarded as throttled; ``fault``: why a fit should
-    exclude it, or None; ``power_w``: mean power of the GPU while it runs, or None where the device counts no energy.
+    exclude it, or None; ``power_w``: mean power of the GPU while it runs, or None where the device counts no energy;
+    ``worked_s``: seconds that it had worked before, or None for a burst.
     """
 
     latency_us: float
@@ -54,6 +55,7 @@ class Timing(NamedTuple):
     repeated: int
     fault: str | None
     power_w: float | None = None
+    worked_s: float | None = None
 
 
 class Block(NamedTuple):
@@ -111,6 +113,14 @@ def time_replays(device: Device, reference: Replay, full: Replay, rule: Rule, wa
         if slowed > most_repeats:
             watch.slowed_points += 1
             return _timing(blocks, reference.launches, full.launches, slowed)._replace(fault=SLOWED_FAULT)
+
+
+def worked_s(device: Device, replay: Replay, block: int) -> float:
+    """Replay for WORKED_SECONDS without a pause; return the seconds that it took."""
+    started_s = device.seconds()
+    while device.seconds() - started_s < WORKED_SECONDS:
+        replay(block)
+    return device.seconds() - started_s
 
 
 def drawn_w(device: Device, replay: Replay, block: int) -> float | None:

@@ -43,7 +43,8 @@ KINDS_OF_LAYERS = ("count", "attention", "ffn")
 # sizes of a layer that an architecture states where they differ from those of the model
 SIZES = (
     *("heads", "kv_heads", "head_dim", "v_head_dim", "window", "intermediate", "experts", "top_k"),
-    *("shared_intermediate", "index_heads", "expert_hidden", "compression", "value_projections"),
+    *("shared_intermediate", "index_heads", "expert_hidden", "compression", "shared_cache"),
+    "value_projections",
 )
 # what the sides of a further product are multiples of: numbers of a layer on one GPU
 UNITS = ("one", "heads", "kv_heads", "intermediate", "shared_intermediate")
@@ -176,7 +177,7 @@ def _own_columns() -> tuple[Column, ...]:
     from kernelsight.catalog.tables import contracts
 
     beside = """
-        model huggingface_id architecture layer_count dtype notes source mtp_format draft_inputs
+        model huggingface_id architecture layer_count dtype notes source mtp_format
         attention_format ffn_format expert_format activation_scales kv_cache_format
     """.split()
     return tuple(column for column in contracts()["models"].columns if column.name not in beside)

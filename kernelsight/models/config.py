@@ -25,8 +25,13 @@ ADVICE = (
     "For a model of the shape of one in the catalogue add --model-like; otherwise give the path to its config.json."
 )
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-# fields that multimodal configs have outside of text_config and that apply to the language model
-OUTER_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "vision_config")
+# objects that hold a config's language model: in multimodal configs, and in those of heads that speculators trains
+INNER = ("text_config", "transformer_layer_config")
+# fields beside them that apply to the language model
+OUTER_FIELDS = (
+    *("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "vision_config"),
+    *("draft_vocab_size", "aux_hidden_state_layer_ids"),
+)
 Rows = tuple[dict[str, Any], list[dict[str, Any]]]
 """One ``models`` row and its ``model_layers`` rows."""
 
@@ -77,8 +82,9 @@ def read_config(
 
 
 def _language_model(config: Mapping[str, Any], label: str) -> ConfigFields:
-    """Return the fields of the language model, which multimodal configs have in text_config."""
-    inner = ConfigFields(config, label).inside("text_config", default=None)
+    """Return the fields of the language model, which some configs have in an object of their own."""
+    holders = (ConfigFields(config, label).inside(name, default=None) for name in INNER)
+    inner = next(filter(None, holders), None)
     if inner is None:
         return ConfigFields(config, label)
     outer = {name: config[name] for name in OUTER_FIELDS if config.get(name) is not None}
@@ -129,7 +135,11 @@ def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
         kind = kinds.setdefault(
             json.dumps([attention, ffn, sizes]),
             dict.fromkeys(
-                ("v_head_dim", "index_heads", "expert_hidden", "compression", "value_projections", "products")
+                (
+                    *("v_head_dim", "index_heads", "expert_hidden", "compression", "shared_cache"),
+                    "value_projections",
+                    "products",
+                )
             )
             | _mixer_columns(row, attention)
             | _ffn_columns(row, ffn)

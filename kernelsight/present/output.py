@@ -18,6 +18,7 @@ from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import json_for_terminals, visible
 from kernelsight.number_format import number
+from kernelsight.version import VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,6 +119,11 @@ def clean(value: Any) -> Any:
 def as_json(value: Any) -> str:
     """Return indented JSON, with control characters escaped."""
     return json_for_terminals(json.dumps(clean(value), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def answer_json(answer: Mapping[str, Any]) -> str:
+    """Return an answer as JSON, with the version of the program that gave it."""
+    return as_json({**answer, "kernelsight_version": VERSION})
 
 
 def as_csv(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:

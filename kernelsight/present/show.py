@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.caches.durable import durable_file
+from kernelsight.errors import KernelSightError
 from kernelsight.escape import html_table
 from kernelsight.files.redaction import redacted_words
 from kernelsight.files.shell_words import join_commands
 from kernelsight.number_format import number
-from kernelsight.present.output import as_json, fitting_lines, print_page, terminal_width
+from kernelsight.present.output import answer_json, fitting_lines, print_page, terminal_width
 from kernelsight.present.page import Page, Table
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ def _tiles(tiles: Mapping[str, Any]) -> list[str]:
 
 
 HTML = ".html"
+# Python code that repeats the command; pages show it beside the command
+_python = ""
+
+
+def set_python(text: str) -> None:
+    """Set the Python code that computes what the command does; "" for none."""
+    global _python
+    _python = text
 
 
 def show(
@@ -74,12 +83,25 @@ def show(
     if form == "csv" and not is_html:
         return
     page = make()
+    fault = _written(page, target) if target and is_html else None  # before it is printed: a reader may close the pipe
     if form == "json":
-        print(as_json({**page.answer, **({"launch": launch.as_dict()} if launch else {})}))
+        print(answer_json({**page.answer, **({"launch": launch.as_dict()} if launch else {})}))
     elif form == "table":
         print_page(lines_of(page))
-    if target and is_html:
-        write_page(page, target, join_commands([["kernelsight", *redacted_words(sys.argv[1:])]]))
+    if fault:
+        raise fault
+
+
+def _written(page: Page, target: Path) -> KernelSightError | None:
+    """Write the page of a command, with the words that repeat it; return why it could not be written."""
+    words = redacted_words(sys.argv[1:])
+    # a secret stands in Python's keywords too
+    code = _python if words == sys.argv[1:] else ""
+    try:
+        write_page(page, target, f"{join_commands([['kernelsight', *words]])}\n\n{code}".rstrip())
+    except KernelSightError as error:
+        return error
+    return None
 
 
 def notebook(page: Page) -> str:
@@ -92,7 +114,7 @@ def notebook(page: Page) -> str:
 
 
 def write_page(page: Page, target: str | Path, command: str | None = None) -> None:
-    """Write a page as one HTML file; ``command``: what made it, to repeat it.
+    """Write a page as one HTML file; ``command``: what made it, and the same in Python, to repeat it.
 
     InvalidInput: the extra ``report`` is not installed.
     """

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelsight.number_format import number
+from kernelsight.scenario.speculation import MOST_DRAFTS
 
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 STEPS = {"max_num_batched_tokens": (0.25, 0.5, 2.0, 4.0), "max_num_seqs": (0.25, 0.5, 2.0, 4.0)}
@@ -52,6 +53,10 @@ def alternatives(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[
     for name in SWITCHES:
         if settings.get(name) is not None:
             add(name, not settings[name])
+    drafts = settings.get("num_speculative_tokens")
+    if drafts:  # none, and in a chain fewer and more
+        for value in (0,) if settings.get("speculative_num_steps") else (0, drafts // 2, min(2 * drafts, MOST_DRAFTS)):
+            add("num_speculative_tokens", value)
     add("enforce_eager", settings.get("graph_max_tokens") != 0)
     add("kv_cache_dtype", "bf16" if settings.get("kv_cache_dtype") == "fp8" else "fp8")
     if "ffn_format" in settings:
@@ -60,6 +65,7 @@ def alternatives(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[
     for size in (tp // 2, tp * 2):
         if 1 <= size <= 8:
             neighbours.append((f"tensor_parallel_size={size}", {"tensor_parallel_size": size}))
+    neighbours = list(dict(neighbours).items())
     return [
         (name, change) for name, change in neighbours if any(flags.get(key) != value for key, value in change.items())
     ]

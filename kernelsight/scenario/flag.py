@@ -24,7 +24,7 @@ NAMES = {"min": "least", "max": "most", "in": "choices", "option": "spellings"}
 class Flag(NamedTuple):
     """One option of a question: a keyword in Python, a column of a grid, an option of the command line.
 
-    ``kind``: text, whole, number, word, switch, yes, tiers, weights, version or words (joined by semicolons);
+    ``kind``: text, whole, number, word, switch, yes, tiers, shares, weights, version or words (joined by semicolons);
     ``flag_values`` checks them.
     ``column``: of its table, "" where it stands for others.
     """

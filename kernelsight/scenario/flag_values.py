@@ -16,6 +16,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.files.numbers import is_number, read_number
 from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER, Flag, options_of
 from kernelsight.scenario.flags import FLAGS
+from kernelsight.scenario.speculation import shares_text
 
 SCORERS = ("prefix", "tier", "kv_use", "queue", "running", "load")
 FORM = "weights such as prefix=3,kv_use=2,queue=2"
@@ -95,6 +96,8 @@ def checked_value(flag: Flag, value: Any, name: str) -> Any:
         from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 
         return tiers_text(parse_tiers(value, name))
+    if flag.kind == "shares":
+        return shares_text(value, name)
     if flag.kind == "weights":
         return weights_text(parse_weights(value, name))
     if flag.kind == "version" and not (isinstance(value, str) and VERSION.fullmatch(value)):

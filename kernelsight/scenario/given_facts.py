@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SPREAD = "step_log_sd"
 # columns that a hypothetical GPU may leave unset
 UNSTATED = (
+    "kind",
     "compute_capability",
     "bf16_flops_per_s",
     "fp8_flops_per_s",

@@ -1,9 +1,9 @@
-"""Proposed mapping of a table's columns to ``production_requests``, by their names: for a message, never applied."""
+"""Proposed mapping of columns to ``production_requests`` or ``sweep_points`` by names: for a message, never applied."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from kernelsight.catalog.tables import facts
@@ -20,28 +20,29 @@ _UNIT = re.compile(rf"(.*[^_\-. \[(])[_\-. \[(]++({'|'.join(UNITS)})[\])]?$", re
 
 
 @cache
-def _patterns() -> dict[str, list[re.Pattern[str]]]:
-    """Return the usual names of each column as patterns (lower-case letters and digits), the most specific first."""
+def _patterns(form: str) -> dict[str, list[re.Pattern[str]]]:
+    """Return the usual names of a form's columns as patterns (lower-case letters, digits), the most specific first."""
     fields = facts("log_fields")
     assert fields is not None
     patterns: dict[str, list[re.Pattern[str]]] = {}
     for row in fields.to_pylist():
-        if row["form"] == "table":
+        if row["form"] == form:
             patterns.setdefault(row["column"], []).append(re.compile(row["pattern"]))
     return patterns
 
 
-def proposed_columns(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
-    """Return the argument of ``--columns`` by column of ``production_requests``, such as ``ttft_ms``: ``first[s]``.
+def proposed_columns(names: Iterable[str], taken: Iterable[str] = (), form: str = "table") -> dict[str, str]:
+    """Return the argument of ``--columns`` by our column, such as ``ttft_ms``: ``first[s]``.
 
-    ``names``: columns of the table; ``taken``: columns of ``production_requests`` that are already mapped.
+    ``names``: columns of the table; ``taken``: our columns that are already mapped; ``form``: table: of requests;
+    kernels: of measured kernels.
 
     >>> proposed_columns(["ts", "in_tok", "First Token (s)", "latency_ms", "user"])
     {'arrival_s': 'ts', 'prompt_tokens': 'in_tok', 'ttft_ms': 'First Token (s)[s]', 'e2e_ms': 'latency_ms'}
     """
     name_and_unit = {name: _without_unit(name) for name in names}
     taken_names, proposals = set(taken), {}
-    for column, patterns in _patterns().items():
+    for column, patterns in _patterns(form).items():
         candidates = [
             (rank, name)
             for name, (word, _) in name_and_unit.items()
@@ -66,7 +67,12 @@ def columns_flag(names: Iterable[str], taken: Iterable[str] = (), *, latencies: 
         return None
     if not latencies:
         proposals = {column: name for column, name in proposals.items() if column in REQUIRED}
-    words = (f"{column}={file_column}" for column, file_column in proposals.items() if column != file_column)
+    return flag_of(proposals)
+
+
+def flag_of(columns: Mapping[str, str]) -> str:
+    """Return the ``--columns`` option of a mapping, in quotes where a shell needs them."""
+    words = (f"{column}={file_column}" for column, file_column in columns.items() if column != file_column)
     return "--columns " + " ".join(f"'{word}'" if re.search(r"[^\w.=\[\]-]|\[", word) else word for word in words)
 
 
@@ -79,5 +85,5 @@ def _without_unit(name: str) -> tuple[str, str | None]:
 
 def _unit_of(column: str, unit: str | None) -> str:
     """Return the unit suffix for ``--columns``, such as "[s]"; "" for the column's own unit, or an unknown one."""
-    default = {"arrival_s": "s", **dict.fromkeys(LATENCIES, "ms")}.get(column)
+    default = {"arrival_s": "s", "latency_us": "us", **dict.fromkeys(LATENCIES, "ms")}.get(column)
     return "" if default is None or unit in (None, default) else f"[{unit}]"

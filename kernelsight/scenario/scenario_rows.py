@@ -23,7 +23,7 @@ from kernelsight.scenario.flags import (
     SPECULATION,
 )
 from kernelsight.scenario.load_rules import with_finite_rate
-from kernelsight.scenario.speculation import MTP_SUFFIX, mtp_rows, with_method
+from kernelsight.scenario.speculation import head_name, head_rows, layer_rows, methods, proposer, with_method
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -107,9 +107,11 @@ def draft_row(flags: Mapping[str, Any]) -> dict[str, Any] | None:
     if "speculative_model" not in flags:
         return None
     left_out = {*(flag.name for flag in SPECULATION), *NOT_INHERITED_BY_DRAFT}
-    if flags["speculative_method"] == "draft_model":
+    if proposer(flags) != "layer":
         left_out |= {"quantization", *BACKENDS}  # of another checkpoint
     draft_flags = {name: value for name, value in flags.items() if name not in left_out}
+    if methods()[flags["speculative_method"]]["passes"] == "block":  # its attention takes all drafts at once
+        draft_flags |= {"num_speculative_tokens": flags["num_speculative_tokens"], "speculative_method": "ngram"}
     return deployment_row(draft_flags | {"model": flags["speculative_model"]})
 
 
@@ -190,13 +192,17 @@ def resolve_names(session: Session, flags: dict[str, Any]) -> dict[str, Any]:
     if "model_like" in flags:
         flags["model"] = give_model_like(session, flags.get("model"), flags.pop("model_like"))
     architecture = flags.pop("architecture", None)
+    proposes = proposer(flags)
     for name in [flag for flag in ("model", "speculative_model") if flag in flags]:
-        flags[name] = resolve_model(session, str(flags[name]), architecture)
+        if name == "model" or proposes != "head":
+            flags[name] = resolve_model(session, str(flags[name]), architecture)
     if "model" in flags and "max_position_embeddings" in flags:
         positions = flags.pop("max_position_embeddings")
         flags["model"] = give_longer_context(session, flags["model"], positions, flags.get("max_model_len"))
-    if flags.get("speculative_method") == "mtp":
-        flags["speculative_model"] = give_mtp(session, flags["model"])
+    if proposes in ("layer", "head"):
+        flags["speculative_model"] = give_head(
+            session, flags["model"], flags["speculative_method"], flags.get("speculative_model"), architecture
+        )
     for name in [flag for flag in ("gpu", "prefill_gpu") if flag in flags]:
         flags[name] = resolve_gpu(session, str(flags[name]))
     for name, table, column in OF_TABLES:
@@ -302,13 +308,26 @@ def give_model(session: Session, row: Mapping[str, Any], layers: Iterable[Mappin
     session.give("model_layers", [*other_layers, *layers])
 
 
-def give_mtp(session: Session, model: str) -> str:
-    """Add a model's multi-token-prediction layer to the session's tables as a draft model; return its name.
+def give_head(session: Session, model: str, method: str, named: str | None, architecture: str | None) -> str:
+    """Add the layer or head of a model that drafts for it to the session's tables as a draft model; return its name.
 
-    InvalidInput: the model has none.
+    ``named``: checkpoint or config.json of a head; one that is not known is estimated from the model. InvalidInput: the
+    model has no such layer, or ``named`` is a whole model.
     """
-    rows = {row["model"]: row for row in session.table("models").to_pylist()}
-    if model + MTP_SUFFIX not in rows:
-        layers = [layer for layer in session.table("model_layers").to_pylist() if layer["model"] == model]
-        give_model(session, *mtp_rows(rows[model], layers))
-    return model + MTP_SUFFIX
+    if named is not None and named != head_name(model, method):
+        try:
+            head = resolve_model(session, str(named), architecture)
+        except UnknownName:
+            head = None
+        if head is not None:
+            if model_rows(session, head)[0]["draft_inputs"] is None:
+                raise InvalidInput(
+                    f"{named} is a whole model, not a head of {method}; use --speculative-method draft_model."
+                )
+            return head
+    name = head_name(model, method)
+    if name not in session.table("models")["model"].to_pylist():
+        rows = model_rows(session, model)
+        is_head = methods()[method]["proposer"] == "head"
+        give_model(session, *(head_rows(*rows, method, named) if is_head else layer_rows(*rows)))
+    return name

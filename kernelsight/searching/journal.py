@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kernelsight.searching.arrays import STATUS
 from kernelsight.searching.history import History, Outcome, finite_or_none
 from kernelsight.searching.proposers import Proposals, Proposer
 from kernelsight.searching.rounds import Measure, Propose
+from kernelsight.searching.targets import Target
 
 KIND = "search"
 FIELDS = ("latency_us", "cv", "samples", "compile_s", "benchmark_s")
@@ -51,7 +52,7 @@ def open_journal(path: Path, header: str, resume: bool) -> tuple[Journal, list[d
     return Journal(path, KIND, header, earlier), earlier
 
 
-def journaled(measure: Measure, ids: np.ndarray, journal: Journal, waiting: list[dict[str, Any]]) -> Measure:
+def journaled(measure: Measure, ids: Sequence[str], journal: Journal, waiting: list[dict[str, Any]]) -> Measure:
     """Wrap a measurer: it takes its first measurements from a journal, and appends every further one to it.
 
     ``waiting``: the records of the journal, the next one last.
@@ -85,7 +86,7 @@ def journaled(measure: Measure, ids: np.ndarray, journal: Journal, waiting: list
 def journaled_proposals(proposer: Proposer, journal: Journal | None, waiting: list[dict[str, Any]]) -> Propose:
     """Wrap a proposer: it takes its first proposals from a journal, and appends every further one to it."""
 
-    def propose(number: int, history: History, proposed_before: np.ndarray) -> np.ndarray:
+    def propose(number: int, history: History, proposed_before: np.ndarray) -> tuple[np.ndarray, Target | None]:
         if waiting:
             record = waiting.pop()
             if record.get("round") != number or "proposed" not in record:
@@ -108,14 +109,17 @@ def _real(value: float | None) -> float:
 
 
 def measured_by(
-    function: Callable[[pa.Table], pa.Table], candidates: pa.Table, ids: np.ndarray, space: str, gpu: str
+    function: Callable[[pa.Table], pa.Table], candidates: Callable[[Sequence[int]], pa.Table], space: str, gpu: str
 ) -> Measure:
-    """Wrap a measurer of tables (``kernel_candidates`` to ``kernel_measurements``) as a measurer of row indices."""
-    index_of = {name: index for index, name in enumerate(candidates["candidate_id"].to_pylist())}
+    """Wrap a measurer of tables (``kernel_candidates`` to ``kernel_measurements``) as a measurer of row indices.
+
+    ``candidates``: returns rows of ``kernel_candidates`` of row indices.
+    """
 
     def measure(rows: np.ndarray, runs: np.ndarray) -> Outcome:
-        names = [str(ids[row]) for row in rows]
-        measured = function(candidates.take([index_of[name] for name in names]))
+        chosen = candidates(rows.tolist())
+        names = chosen["candidate_id"].to_pylist()
+        measured = function(chosen)
         by_name = {row["candidate_id"]: row for row in measured.to_pylist()}
         missing = [name for name in names if name not in by_name]
         if missing:

@@ -1,17 +1,20 @@
 """External proposers: a file of configurations in order, or a command that reads the measurements so far.
 
-A search takes some proposals every round, forecasts all proposals so far, and measures the most promising ones. Only
-configurations of the space are used: others, and repeated ones, are counted and dropped.
+A search takes some proposals every round, forecasts all proposals so far, and measures the most promising ones.
+Configurations of the space are used, and where candidates are measured new source texts too: others, and repeated ones,
+are counted and dropped.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.files.bounded_files import Refuse, read_text
@@ -21,8 +24,10 @@ from kernelsight.files.own import own_json
 from kernelsight.files.parquet_files import read_parquet
 from kernelsight.searching.arrays import STATUS, SpaceArrays
 from kernelsight.searching.commands import run_bounded, split_words
+from kernelsight.searching.growth import Candidate, grown, source_id
 from kernelsight.searching.history import History
 from kernelsight.searching.space_files import identity
+from kernelsight.searching.targets import Target
 
 FILES = (".json", ".jsonl", ".parquet")
 # bytes that a command may print
@@ -40,20 +45,33 @@ class Proposals(NamedTuple):
     unknown: tuple[str, ...]  # not of the space
     repeated: int
     beyond: int  # more than were wanted
+    sources: tuple[dict[str, Any], ...] = ()  # new source texts, as rows of ``kernel_candidates``
 
 
 class Proposer:
-    """Takes configurations from a source, keeps those of the space, and counts the others."""
+    """Takes configurations from a source, keeps those of the space, and counts the others.
 
-    def __init__(self, source: Source, arrays: SpaceArrays, ids: np.ndarray, per_round: int) -> None:
-        self.source, self.wanted = source, per_round
-        self.places = {str(name): row for row, name in enumerate(ids)}
-        first_configuration = own_json(arrays.parameters[0])
-        configurations = [own_json(text) for text in arrays.parameters]
+    ``grows``: a configuration with a ``source_text`` that the space does not hold becomes a candidate: where candidates
+    are measured, not replayed. ``candidates``: all so far, in the order of the target's rows.
+    """
+
+    def __init__(
+        self, source: Source, candidates: list[Candidate], target: Target, per_round: int, grows: bool
+    ) -> None:
+        self.source, self.candidates, self.target, self.wanted, self.grows = (
+            source,
+            candidates,
+            target,
+            per_round,
+            grows,
+        )
+        self.places = {str(row["candidate_id"]): number for number, row in enumerate(candidates)}
+        self.ids = list(self.places)
+        first = candidates[0]["parameters"]
         self.constant = {
             name: value
-            for name, value in first_configuration.items()
-            if all(row[name] == value for row in configurations)
+            for name, value in first.items()
+            if all(row["parameters"].get(name) == value for row in candidates)
         }
         self.unknown: list[str] = []
         self.repeated = self.beyond = 0
@@ -62,35 +80,55 @@ class Proposer:
         """Return the proposals of a round; ``proposed_before``: rows of earlier ones."""
         configurations = self.source(number, history, self.wanted)
         new: dict[str, None] = {}
+        sources: dict[str, dict[str, Any]] = {}
         unknown: list[str] = []
         repeated, earlier = 0, {int(row) for row in proposed_before}
         for configuration in configurations[: self.wanted]:
             name = self.name_of(configuration)
-            if name not in self.places:
+            is_source = self.grows and name not in self.places and isinstance(configuration.get("source_text"), str)
+            if name not in self.places and not is_source:
                 unknown.append(name)
-            elif name in new or self.places[name] in earlier:
+            elif name in new or name in sources or self.places.get(name) in earlier:
                 repeated += 1
+            elif is_source:
+                sources[name] = self._as_candidate(name, configuration, number)
             else:
                 new[name] = None
-        return Proposals(tuple(new), tuple(unknown), repeated, max(len(configurations) - self.wanted, 0))
+        beyond = max(len(configurations) - self.wanted, 0)
+        return Proposals(tuple(new), tuple(unknown), repeated, beyond, tuple(sources.values()))
 
-    def name_of(self, proposal: dict[str, Any]) -> str:
+    def _as_candidate(self, name: str, configuration: Mapping[str, Any], number: int) -> dict[str, Any]:
+        parameters = {**self.constant, **configuration.get("parameters", {})}
+        words = {column: configuration.get(column) for column in ("source_text", "parent_id", "proposer")}
+        return {"candidate_id": name, "parameters": parameters, "round": number} | words
+
+    def name_of(self, proposal: Mapping[str, Any]) -> str:
         """Return the id of a proposed configuration; parameters that never vary in the space may be left out."""
-        if isinstance(proposal.get("candidate_id"), str):
+        text = proposal.get("source_text")
+        if isinstance(proposal.get("candidate_id"), str) and text is None:
             return proposal["candidate_id"]
-        parameters = proposal.get("parameters", proposal)
+        parameters = proposal.get("parameters", {} if text is not None else proposal)
         if not isinstance(parameters, dict) or not all(
             isinstance(value, int | float | str) for value in parameters.values()
         ):
             raise InvalidInput("a proposal is no configuration: give parameters as numbers and words, or candidate_id.")
-        return identity({**self.constant, **parameters})
+        name = identity({**self.constant, **parameters})
+        return name if text is None else source_id(str(text), name)
 
-    def rows(self, proposals: Proposals) -> np.ndarray:
-        """Return the rows of proposals, and add the dropped ones to the counts."""
+    def rows(self, proposals: Proposals) -> tuple[np.ndarray, Target | None]:
+        """Return the rows of proposals, and the target that holds new ones; add the dropped ones to the counts."""
         self.unknown += proposals.unknown
         self.repeated += proposals.repeated
         self.beyond += proposals.beyond
-        return np.array([self.places[name] for name in proposals.ids], dtype=np.int64)
+        for candidate in proposals.sources:
+            self.places[candidate["candidate_id"]] = len(self.ids)
+            self.ids.append(candidate["candidate_id"])
+            self.candidates.append(dict(candidate))
+        if proposals.sources:
+            self.target = grown(self.target, self.candidates)
+        names = [*proposals.ids, *(candidate["candidate_id"] for candidate in proposals.sources)]
+        rows = np.array([self.places[name] for name in names], dtype=np.int64)
+        return rows, self.target if proposals.sources else None
 
     def notes(self, space: str) -> list[str]:
         """Return one sentence per reason for which proposals were dropped."""
@@ -108,12 +146,20 @@ class Proposer:
 
 
 def proposer_of(
-    proposer: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, per_round: int, time_limit_s: float
+    proposer: str, candidates: list[Candidate], target: Target, per_round: int, time_limit_s: float, grows: bool = False
 ) -> Proposer:
     """Return the proposer that ``--propose`` names: a .json, .jsonl or .parquet file, or else a command."""
     if Path(proposer).suffix in FILES and len(words_of(proposer)) == 1:
-        return Proposer(from_file(read_configurations(Path(proposer))), arrays, ids, per_round)
-    return Proposer(from_command(proposer, arrays, ids, gpu, time_limit_s), arrays, ids, per_round)
+        source = from_file(read_configurations(Path(proposer)))
+    else:
+        source = from_command(proposer, candidates, target, time_limit_s)
+    return Proposer(source, candidates, target, per_round, grows)
+
+
+def candidates_of(arrays: SpaceArrays, target: Target, rows: pa.Table) -> list[Candidate]:
+    """Return the candidates of a target in its order, parameters as an object; ``rows``: of ``kernel_candidates``."""
+    by_id = {row["candidate_id"]: row for row in rows.filter(pc.equal(rows["space"], arrays.space)).to_pylist()}
+    return [{**by_id[name], "parameters": own_json(by_id[name]["parameters"])} for name in map(str, target.ids)]
 
 
 def words_of(command: str) -> list[str]:
@@ -171,21 +217,19 @@ def parsed(text: str) -> list[dict[str, Any]]:
     return configurations
 
 
-def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, time_limit_s: float) -> Source:
+def from_command(command: str, candidates: list[Candidate], target: Target, time_limit_s: float) -> Source:
     """Return a source that runs a command every round, without a shell: a JSON request in, configurations out.
 
     The request has space, gpu, round, wanted, the values of each parameter, and the measurements so far (candidate_id,
-    parameters, run, status, latency_us). RunFailed: an exit status other than 0, or none within the time limit;
-    InvalidInput: it cannot be run, or prints no configurations.
+    parameters, source_text of one that has its own, run, status, latency_us). RunFailed: an exit status other than 0,
+    or none within the time limit; InvalidInput: it cannot be run, or prints no configurations.
     """
     words = words_of(command)
-    texts = dict(zip((str(name) for name in arrays.ids), arrays.parameters, strict=True))
-    configurations = [own_json(text) for text in arrays.parameters]
-    values = {name: sorted({row[name] for row in configurations}) for name in configurations[0]}
+    values = values_of(candidates)
 
     def source(number: int, history: History, per_round: int) -> list[dict[str, Any]]:
-        request = {"space": arrays.space, "gpu": gpu, "round": number, "wanted": per_round, "values": values}
-        request["measured"] = [_result(str(ids[row]), texts, history, index) for index, row in enumerate(history.rows)]
+        request = {"space": target.space, "gpu": target.gpu, "round": number, "wanted": per_round, "values": values}
+        request["measured"] = [_result(candidates[row], history, index) for index, row in enumerate(history.rows)]
         ended = run_bounded(words, "--propose", time_limit_s, MOST_OUTPUT, json.dumps(request), ends_above=True)
         if not ended.is_complete:
             raise RunFailed(f"--propose {words[0]!r} printed more than {MOST_OUTPUT:,} bytes in round {number}; {HOW}.")
@@ -198,10 +242,18 @@ def from_command(command: str, arrays: SpaceArrays, ids: np.ndarray, gpu: str, t
     return source
 
 
-def _result(name: str, texts: dict[str, str], history: History, index: int) -> dict[str, Any]:
+def values_of(candidates: Sequence[Candidate]) -> dict[str, list[Any]]:
+    """Return the values that each parameter takes in a space, in order."""
+    names = candidates[0]["parameters"]
+    return {name: sorted({row["parameters"][name] for row in candidates}) for name in names}
+
+
+def _result(candidate: Candidate, history: History, index: int) -> dict[str, Any]:
     worked = bool(np.isfinite(history.logs[index]))
+    text = candidate.get("source_text")
     return {
-        **{"candidate_id": name, "parameters": own_json(texts[name]), "run": int(history.runs[index])},
-        **{"status": STATUS[1] if worked else "failed"},
+        **{"candidate_id": candidate["candidate_id"], "parameters": candidate["parameters"]},
+        **({} if text is None else {"source_text": text}),
+        **{"run": int(history.runs[index]), "status": STATUS[1] if worked else "failed"},
         **{"latency_us": float(np.exp(history.logs[index])) if worked else None},
     }

@@ -16,8 +16,8 @@ from kernelsight.searching.targets import Target, misleading, without_sources
 
 # rows of the target, run numbers -> measurements
 Measure = Callable[[np.ndarray, np.ndarray], Outcome]
-# round, history, rows proposed before -> further rows
-Propose = Callable[[int, History, np.ndarray], np.ndarray]
+# round, history, rows proposed before -> further rows, and the target that holds new ones; None: it has not grown
+Propose = Callable[[int, History, np.ndarray], tuple[np.ndarray, Target | None]]
 DRAW = 3
 GIVEN = "given"  # name of an external proposer
 FAILED_ELSEWHERE_COST = 3.0  # added to the log latency of a candidate that fails on all other GPUs
@@ -71,6 +71,7 @@ class Round(NamedTuple):
     best: np.ndarray  # believed best row after each measurement of the round; -1: none worked
     believed_log: float
     dropped: dict[str, str]  # sources that are not used from now on, and why
+    target: Target  # of this round: it may have grown
 
     @property
     def forecast(self) -> Forecast | None:
@@ -111,8 +112,13 @@ def rounds(
     state = State(empty_history(), {}, np.zeros(len(target.ids), dtype=np.int64), -1, 1, np.zeros(0, dtype=np.int64))
     while True:
         if propose is not None and not spent(scenario, state.history):
-            new = propose(state.number, state.history, state.proposed)
+            new, grown = propose(state.number, state.history, state.proposed)
             state = state._replace(proposed=np.concatenate([state.proposed, new]))
+            if grown is not None:
+                target = grown
+                plan = plan_of(target, scenario, plan.dropped)
+                tried = np.pad(state.tried, (0, len(target.ids) - len(state.tried)))
+                state = state._replace(settings={}, tried=tried)  # settings belong to features
         step = next_round(plan, state)
         if step is None:
             return
@@ -125,7 +131,7 @@ def rounds(
         )
         best, log = _believed_best(step.inputs, forecast, state.history, history)
         dropped = misleading(target, history.rows[history.worked], history.logs[history.worked])
-        yield Round(state.number, step, outcome, history, best, log, dropped)
+        yield Round(state.number, step, outcome, history, best, log, dropped, target)
         if tuple(sorted(dropped)) != plan.dropped and plan.inputs.sources.shape[1] + len(plan.dropped):
             plan = plan_of(target, scenario, dropped)
         state = State(history, step.settings, step.tried, int(best[-1]), state.number + 1, state.proposed)

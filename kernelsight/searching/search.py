@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ import pyarrow.compute as pc
 
 from kernelsight.caches.durable import locked
 from kernelsight.caches.journal import Journal, journal_path
+from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.blas import one_blas_thread
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.arrays import SpaceArrays, space_arrays
+from kernelsight.searching.growth import Candidate
 from kernelsight.searching.journal import digest, journaled, journaled_proposals, measured_by, open_journal
-from kernelsight.searching.proposers import Proposer
+from kernelsight.searching.proposers import Proposer, candidates_of
 from kernelsight.searching.replays import as_table, replay
 from kernelsight.searching.rounds import GIVEN, Measure
 from kernelsight.searching.scenarios import as_spelled, check, check_in
@@ -38,7 +41,7 @@ def search(
     forecasts: Callable[[Target], pa.Table] | None = None,
     proposer: Callable[[SpaceArrays, Target], Proposer] | None = None,
 ) -> dict[str, pa.Table]:
-    """Run one search; return its tables, forecasts included, by name.
+    """Run one search; return its tables, forecasts and new candidates included, by name.
 
     ``measurer``: from rows of ``kernel_candidates`` to rows of ``kernel_measurements``; None: the GPU's recorded
     measurements are replayed. ``output``: where the run is saved; its journal is beside it until the search has
@@ -50,7 +53,9 @@ def search(
     arrays = space_arrays(tables.kernel_candidates, tables.kernel_measurements, scenario["space"])
     scenario = as_spelled(arrays, scenario)
     gpu = scenario["gpu"]
-    check_in(arrays, gpu, int(scenario["budget_measurements"]), replayed=measurer is None)
+    # a proposer may add candidates where they are measured
+    budget = 1 if measurer and proposer else int(scenario["budget_measurements"])
+    check_in(arrays, gpu, budget, replayed=measurer is None)
     without_target = (
         arrays if measurer is None else arrays._replace(gpus={n: m for n, m in arrays.gpus.items() if n != gpu})
     )
@@ -63,26 +68,41 @@ def search(
     given_proposer = None if proposer is None else proposer(arrays, target)
     if (given_proposer is None) == (scenario["proposer"] == GIVEN):
         raise InvalidInput("the proposer of the search is 'given', but none is; --propose names a file or a command.")
-    measure, truth = _measure_of(tables, arrays, scenario, target, measurer)
+    known = given_proposer.candidates if given_proposer else None
+    measure, truth = _measure_of(tables, arrays, scenario, target, measurer, known)
     if output is None:
         return _tables(target, scenario, measure, truth, measurer, given_proposer, None, [])
     with locked(output):
         journal, earlier = open_journal(journal_path(output), digest(scenario, search_inputs), resume)
         waiting = list(reversed(earlier))
         with journal:
-            recorded = journaled(measure, target.ids, journal, waiting)
+            names = given_proposer.ids if given_proposer else target.ids
+            recorded = journaled(measure, names, journal, waiting)
             return _tables(target, scenario, recorded, truth, measurer, given_proposer, journal, waiting)
 
 
 def _measure_of(
-    tables: SpaceTables, arrays: SpaceArrays, scenario: Mapping[str, Any], target: Target, measurer: Measurer | None
+    tables: SpaceTables,
+    arrays: SpaceArrays,
+    scenario: Mapping[str, Any],
+    target: Target,
+    measurer: Measurer | None,
+    known: list[Candidate] | None,
 ) -> tuple[Measure, Any]:
     gpu = scenario["gpu"]
     if measurer is None:
         truth = truth_of(arrays, gpu, target.ids)
         return replay(truth, target.ids, int(scenario["seed"])), truth
-    in_space = tables.kernel_candidates.filter(pc.equal(tables.kernel_candidates["space"], scenario["space"]))
-    return measured_by(measurer, in_space, target.ids, scenario["space"], gpu), None
+    candidates = known if known is not None else candidates_of(arrays, target, tables.kernel_candidates)
+    return measured_by(
+        measurer, lambda rows: candidate_rows([candidates[row] for row in rows], target.space), target.space, gpu
+    ), None
+
+
+def candidate_rows(candidates: Sequence[Candidate], space: str) -> pa.Table:
+    """Return candidates as rows of ``kernel_candidates``."""
+    rows = [{**row, "space": space, "parameters": json.dumps(row["parameters"], sort_keys=True)} for row in candidates]
+    return pa.Table.from_pylist(rows, contracts()["kernel_candidates"].schema)
 
 
 def _check_anchor(scenario: Mapping[str, Any], target: Target) -> None:
@@ -121,20 +141,33 @@ def _tables(
             "that the kernel compiles and runs, or give a larger budget."
         )
     summary["notes"] = "; ".join(filter(None, [summary["notes"], *proposer_notes])) or None
-    return {name: as_table(name, getattr(course, name)) for name in TABLES}
+    results = {name: as_table(name, getattr(course, name)) for name in TABLES}
+    if proposer is not None and (new := proposer.candidates[len(target.ids) :]):
+        results["kernel_candidates"] = candidate_rows(new, target.space)
+    return results
 
 
 def save_search(
     session: Session, tables: SpaceTables, scenario: Mapping[str, Any], results: Mapping[str, pa.Table], output: Path
 ) -> None:
     """Write the given and computed tables of a run to a DuckDB file, then remove its journal."""
+    session.save(output, give_search(session, tables, scenario, results))
+    journal_path(output).unlink(missing_ok=True)
+
+
+def give_search(
+    session: Session, tables: SpaceTables, scenario: Mapping[str, Any], results: Mapping[str, pa.Table]
+) -> list[str]:
+    """Give a session the tables of a run, and return their names."""
     given_tables = {
         name: table.filter(pc.equal(table["space"], scenario["space"])) for name, table in tables._asdict().items()
     }
+    new = results.get("kernel_candidates")
+    if new is not None:
+        given_tables["kernel_candidates"] = pa.concat_tables([given_tables["kernel_candidates"].cast(new.schema), new])
     for name, table in given_tables.items():
         session.give(name, table)
     session.give("search_scenarios", [dict(scenario)])
-    for name, table in results.items():
-        session.give(name, table, trusted=True)
-    session.save(output, [*given_tables, "search_scenarios", *results])
-    journal_path(output).unlink(missing_ok=True)
+    for name in TABLES:
+        session.give(name, results[name], trusted=True)
+    return [*given_tables, "search_scenarios", *TABLES]

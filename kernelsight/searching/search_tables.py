@@ -51,6 +51,7 @@ def search_rows(
     for search_round in rounds(target, scenario, measure, propose):
         best += search_round.best.tolist()
         forecast_count += 0 if search_round.forecast is None else len(search_round.forecast.rows)
+        target = search_round.target
         _add_round(course, target, scenario, search_round, logs, source)
         if forecasts and search_round.forecast is not None:
             course.kernel_forecasts.append(_decided(target, scenario, search_round, logs))
@@ -130,7 +131,7 @@ def _believed_regret(search_round: Round) -> float | None:
 def anchor_log(target: Target, scenario: Mapping[str, Any], search_round: Round, logs: np.ndarray | None) -> float:
     """Return the log latency that speed-up bins are relative to: the anchor's, or the median of the measurements."""
     if scenario.get("anchor") is not None:
-        row = int(np.searchsorted(target.ids, scenario["anchor"]))
+        row = int(np.flatnonzero(target.ids == scenario["anchor"])[0])
         measured = search_round.history.logs[search_round.history.rows == row]
         if len(measured) and not np.isnan(measured).all():
             return float(np.nanmedian(measured))

@@ -15,6 +15,7 @@ from kernelsight.scenario.corrections import refuse_unused_corrections
 from kernelsight.scenario.launch.commands import engine_words, launch_command
 from kernelsight.scenario.launch.written import PORT
 from kernelsight.scenario.objectives import Objective
+from kernelsight.scenario.speculation import named_draft
 from kernelsight.sizing.decision import Demand, Option
 from kernelsight.sizing.deployment_rows import (
     cost_rows,
@@ -162,22 +163,24 @@ def _launch(search: SizeSearch, option: Option, model: str) -> list[str]:
     row = sized.prospect.trials.scenario(sized.candidate.scenario_id)
     deployments = {key: value for plan in search.plans for key, value in plan.deployments.items()}
     models = {row["model"]: row for row in search.forks[0].table("models").to_pylist()}
-    drafts = sized.candidate.flags.get("speculative_method") == "draft_model"
-    return launch_lines(row, deployments, models, model, drafts)
+    return launch_lines(row, deployments, models, model, named_draft(sized.candidate.flags))
 
 
 def launch_lines(
-    scenario: Mapping[str, Any], deployments: Mapping[str, Any], models: Mapping[str, Any], model: str, drafts: bool
+    scenario: Mapping[str, Any],
+    deployments: Mapping[str, Any],
+    models: Mapping[str, Any],
+    model: str,
+    draft: str | None,
 ) -> list[str]:
     """Return the commands that launch a planned scenario; together they are read back as the same deployment.
 
-    ``deployments``, ``models``: rows by key; ``model``: as the user named it; ``drafts``: by a draft model.
+    ``deployments``, ``models``: rows by key; ``model``, ``draft``: as the user named them.
     """
 
     def command(key: str) -> str:
         deployment = deployments[key]
-        draft = deployments.get(deployment.get("draft_deployment_id")) if drafts else None
-        draft_name = draft and (models[draft["model"]]["huggingface_id"] or draft["model"])
+        draft_name = models.get(draft, {}).get("huggingface_id") or draft
         return str(launch_command(deployment, models.get(deployment["model"]), draft_name, model))
 
     decode, prefill = scenario["deployment_id"], scenario.get("prefill_deployment_id")

@@ -35,6 +35,8 @@ def variants(
         budget, is_set = settings[BUDGET], BUDGET in flags
         tokens = [] if is_set else [each for each in STEP_TOKENS if each != budget]
         rows += [{**flags, BUDGET: each} for each in tokens]
+        if flags.get("num_speculative_tokens"):
+            rows.append({**flags, "num_speculative_tokens": 0})
         if "enforce_eager" not in flags:
             rows += [{**flags, **change} for _, change in wider_graphs(settings)]
         if any(name in flags for name in (*REPLICAS, "num_speculative_tokens")):

@@ -21,6 +21,7 @@ from kernelsight.sweeps.run_summary import METRICS, SERVED, TABLES, run_summary
 from kernelsight.sweeps.sweep import Execution, pareto_front, plan_sweep, serve_plan
 
 if TYPE_CHECKING:
+    import altair
     import duckdb
     import pyarrow as pa
 
@@ -130,6 +131,21 @@ class Run:
         _check_ending(path, ".html")
         self._session.compute(*TABLES, "request_metrics", "steps")
         write_page(self.page(), path)
+
+    def plot(self, figure: str = "Latency over time") -> altair.Chart:
+        """Return a figure of the run's page as a Vega-Lite chart for a notebook (needs the extra ``report``).
+
+        ``figure``: its title, such as "Latency", "Batch and queue" or "Kernels"; UnknownName: there is none of it.
+        """
+        from kernelsight.present.figures.charts import chart_of
+        from kernelsight.present.figures.files import figures_of
+        from kernelsight.present.page import queried
+
+        drawn = {title: one for title, one in figures_of("run").items() if one.spec}
+        if figure not in drawn:
+            raise unknown("figure", figure, drawn, f"A run has {', '.join(drawn)}.")
+        self._session.compute(*TABLES, "request_metrics", "steps")
+        return chart_of(queried(self._session, [drawn[figure]])[0])
 
     def page(self) -> Page:
         """Return what ``simulate`` shows, for terminal, HTML and JSON."""
@@ -286,6 +302,17 @@ class WhatIf:
         """Write the sweep as one HTML page: Pareto front of each load, and scenarios (needs the extra ``report``)."""
         _check_ending(path, ".html")
         write_page(self.page(), path)
+
+    def plot(
+        self, x: str = "output_throughput_per_user", y: str = "output_throughput_per_gpu", color: str = ""
+    ) -> altair.Chart:
+        """Return a point for each scenario, of columns of ``summary``, as a Vega-Lite chart (the extra ``report``).
+
+        ``color``: a column whose values have colours and lines of their own. UnknownName: ``summary`` lacks a column.
+        """
+        from kernelsight.present.figures.charts import points_of
+
+        return points_of(self._summary.to_pylist(), self._summary.column_names, x, y, color)
 
     def page(self, slo: Collection[str] = ()) -> Page:
         """Return what ``sweep`` shows, for terminal, HTML and JSON; ``slo``: columns of the objectives."""

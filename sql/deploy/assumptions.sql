@@ -39,6 +39,8 @@ expanded as (
   where not gpu_formats.native
   group by settings.deployment_id
 ),
+-- of drafts for another one, which proposes nothing to itself
+proposing as (select draft_deployment_id as deployment_id from deployment_settings where draft_deployment_id is not null),
 settings as (select row_number() over () as number, *, tier <> 'roofline' as is_timed from deployment_settings),
 -- subject, condition, sentence: a condition or a sentence that lacks a value does not hold
 sentences as (
@@ -107,10 +109,11 @@ sentences as (
     ('pipeline', settings.pp > 1,
      format('{} pipeline stages process one batch each at the same time; layers and host time are split evenly{}', settings.pp,
             case when settings.engine = 'sglang' then '; a request continues in the next micro-batch, not always in the same one' else '' end)),
-    ('speculative decoding', settings.num_speculative_tokens > 0,
-     format('num_speculative_tokens {}: each draft token is accepted with probability {:.2f} if all earlier ones were{}; {}',
-            settings.num_speculative_tokens, settings.draft_acceptance_rate,
-            coalesce(format(' (assumed: no draft_acceptance_rate is stated; {})', usual.source), ''),
+    ('speculative decoding', settings.num_speculative_tokens > 0 and settings.deployment_id not in (select deployment_id from proposing),
+     format('num_speculative_tokens {}: {}{}; {}', settings.num_speculative_tokens,
+            coalesce('of the draft tokens at each position these shares are accepted: ' || settings.draft_acceptance,
+                     format('each draft token is accepted with probability {:.2f} if all earlier ones were', settings.draft_acceptance_rate)),
+            coalesce(format(' (assumed: no draft_acceptance_rate is stated; {}; the interval reaches from half to twice these odds)', usual.source), ''),
             case when settings.draft_deployment_id is null then 'drafting takes no time'
                  else 'attention over them costs as much as over that many additional heads' end)),
     ('data parallel', settings.dp > 1,
@@ -182,7 +185,7 @@ sentences as (
   left join beside using (deployment_id)
   left join expanded using (deployment_id)
   left join fabrics on fabrics.fabric = gpus.link_fabric
-  left join draft_acceptance_rates as usual on usual.method = settings.speculative_method and stated.draft_acceptance_rate is null
+  left join draft_acceptance_rates as usual on usual.method = settings.speculative_method and settings.draft_acceptance_assumed
   left join deployment_samplers as samplers using (deployment_id)
   left join kernel_implementations as filtered
     on filtered.family = 'sampling' and filtered.implementation = samplers.sampler and filtered.coefficient = 'passes'

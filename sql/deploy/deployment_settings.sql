@@ -105,8 +105,10 @@ select
       as capacity_policy,
     limits.schedule_conservativeness * case when lock_step then rank_conservativeness else 1 end as schedule_conservativeness,
     coalesce(limits.num_speculative_tokens, 0) as num_speculative_tokens,
-    case when limits.num_speculative_tokens > 0 then coalesce(limits.draft_acceptance_rate, usual.acceptance_rate)
-      else 0 end as draft_acceptance_rate,
+    -- by position: the constant rate at which as many are accepted at the last one
+    case when limits.num_speculative_tokens > 0
+         then coalesce(limits.draft_acceptance_rate, list_last(positions.shares) ** (1 / len(positions.shares)), usual.acceptance_rate)
+         else 0 end as draft_acceptance_rate,
     proposing.method as speculative_method,
     case when limits.num_speculative_tokens > 0 then limits.draft_deployment_id end as draft_deployment_id,
     -- TensorRT-LLM gathers tokens unless there are more expert ranks than experts per token
@@ -129,7 +131,9 @@ select
   formats.attention_format,
   formats.ffn_format,
   formats.expert_format,
-  formats.activation_scales
+  formats.activation_scales,
+  usual.method is not null and limits.draft_acceptance_rate is null and limits.draft_acceptance is null as draft_acceptance_assumed,
+  coalesce(usual.passes = 'block', false) as drafts_in_block
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)
@@ -140,3 +144,4 @@ left join pools using (deployment_id)
 left join backends using (deployment_id)
 left join deployment_samplers using (deployment_id)
 left join draft_acceptance_rates as usual on usual.method = proposing.method
+left join (select deployment_id, string_split(draft_acceptance, ',')::double[] as shares from deployments) as positions using (deployment_id)

@@ -1,6 +1,6 @@
 -- Host overhead of each deployment: the engine's latest row up to the deployment's version, or its newest row if no version is stated
 -- Additions: launches inside nodes (layer_launches), and the stated delay of requests. Times of Python and PyTorch scale with the CPU;
--- gaps between kernels belong to the GPU, and times from log_corrections were measured.
+-- gaps between kernels belong to the GPU, and times from log_corrections were measured. A graph that is started as a whole launches no kernel.
 with held as (
   select
     deployments.deployment_id,
@@ -12,6 +12,7 @@ with held as (
          then coalesce(host_overheads.chat_us, 0) else 0.0 end as chat_us,
     coalesce(deployments.request_delay_ms, 0) * 1000 as request_delay_us,
     coalesce(deployments.cpu, gpus.cpu, 'x86') as cpu,
+    case when coalesce(gpus.kind, 'gpu') = 'gpu' then 1.0 else 0.0 end as launched,
     case when coalesce(host_overheads.compiled, false) then 1.0 else coalesce(cpus.speed, 1.0) end as cpu_speed,
     host_overheads.* exclude (chat_us, chat_unlike),
     holding_version(host_overheads.from_version, deployments.engine_version) as holding
@@ -57,14 +58,14 @@ select
   step_base_us / cpu_speed as step_base_us,
   per_request_us / cpu_speed as per_request_us,
   per_token_us / cpu_speed as per_token_us,
-  per_captured_launch_us / cpu_speed as per_captured_launch_us,
+  launched * per_captured_launch_us / cpu_speed as per_captured_launch_us,
   models.experts is not null as experts,
-  per_eager_launch_us / cpu_speed as per_eager_launch_us,
+  launched * per_eager_launch_us / cpu_speed as per_eager_launch_us,
   coalesce(inner_launches.launches, 0) as inner_launches,
-  coalesce(inner_launches.host_us, 0) / cpu_speed as eager_dispatch_us,
+  launched * coalesce(inner_launches.host_us, 0) / cpu_speed as eager_dispatch_us,
   -- attention, its KV write, and the graph of the remaining kernels
   3 * models.layer_count as piecewise_launches,
-  coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
+  launched * coalesce(launch_gap_us, gpus.kernel_gap_us, 1.3) as launch_gap_us,
   held.chat_us / cpu_speed as chat_us,
   greatest((held.request_us + held.chat_us) / cpu_speed + request_delay_us + coalesce(added.request_us, 0), 0) as request_us,
   request_delay_us,

@@ -5,8 +5,8 @@ with per_layer as (
     layers.attention,
     layers.count,
     case layers.attention when 'sliding' then layers."window" else 0 end as attention_window,
-    -- an entry of the cache: keys and values, or one latent vector; and one FP8 key of the indexer with its FP32 scale
-    (case when layers.attention in ('full', 'sliding', 'selected')
+    -- an entry of the cache: keys and values, or one latent vector; and one FP8 key of the indexer with its FP32 scale; once for layers that share it
+    (1 - layers.shared_cache) * (case when layers.attention in ('full', 'sliding', 'selected')
           then layers.kv_heads * (layers.head_dim + layers.value_dim) * formats.weight_bits / 8
           when layers.attention in ('mla', 'sparse') then (models.kv_lora_rank + models.qk_rope_head_dim) * formats.weight_bits / 8
           when layers.attention = 'compressed' and layers.compression > 0 then layers.head_dim * formats.weight_bits / 8

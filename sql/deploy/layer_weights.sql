@@ -2,7 +2,7 @@
 with attention as (
   select layers.*, settings.attention_format as format, settings.dtype, models.attention_output_gate, models.q_lora_rank, models.kv_lora_rank,
          models.qk_nope_head_dim, models.qk_rope_head_dim, models.v_head_dim, models.linear_key_head_dim, models.linear_value_head_dim,
-         models.index_head_dim
+         models.index_head_dim, models.qkv_inputs
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
@@ -16,7 +16,8 @@ feed_forward as (
 ),
 matrices as (
   select deployment_id, layer_kind, 'qkv_proj' as name, 'gemm' as family, 'tokens' as rows_from, count, 1 as experts, format,
-         heads * head_dim * case when attention_output_gate then 2 else 1 end + kv_heads * (head_dim + value_dim * coalesce(value_projections, 1)) as n, hidden as k
+         heads * head_dim * case when attention_output_gate then 2 else 1 end + kv_heads * (head_dim + value_dim * coalesce(value_projections, 1)) as n,
+         hidden * coalesce(qkv_inputs, 1) as k
   from attention where attention in ('full', 'sliding', 'selected')
   union all
   select deployment_id, layer_kind, 'o_proj', 'gemm', 'tokens', count, 1, format, hidden, heads * value_dim
@@ -91,14 +92,29 @@ matrices as (
   from deployment_settings as settings join models on models.model = settings.model
   union all
   select settings.deployment_id, 'model', 'lm_head', 'gemm',
-         'sampled', 1, case when models.tied_embeddings or models.draft_inputs is not null then 0 else 1 end, settings.dtype,
+         'sampled', 1, case when models.tied_embeddings or (models.draft_inputs is not null and models.qkv_inputs is null) then 0 else 1 end, settings.dtype,
          ceil(models.vocab / settings.tp)::bigint, models.hidden
   from deployment_settings as settings join models on models.model = settings.model
   union all
   -- not sharded; 16 bits in checkpoints
   select settings.deployment_id, 'model', 'draft_input_proj', 'gemm', 'tokens', 1, 1,
          settings.dtype, models.hidden, models.draft_inputs * models.hidden
-  from deployment_settings as settings join models on models.model = settings.model where models.draft_inputs is not null
+  from deployment_settings as settings join models on models.model = settings.model where models.draft_inputs > 1
+  union all
+  -- what a head takes from the model is computed once for all tokens of a step: its states, projected to one
+  select settings.deployment_id, 'model', 'draft_state_proj', 'gemm', 'tokens', 1, 1, settings.dtype, heads.hidden, heads.fused_states * models.hidden
+  from deployment_settings as settings
+  join models on models.model = settings.model
+  join deployment_settings as drafts on drafts.deployment_id = settings.draft_deployment_id
+  join models as heads on heads.model = drafts.model
+  where heads.fused_states is not null
+  union all
+  -- and for drafts in one block, their keys and values
+  select settings.deployment_id, 'model', 'draft_kv_proj', 'gemm', 'tokens', layers.count, 1, settings.dtype,
+         layers.kv_heads * (layers.head_dim + layers.value_dim), layers.hidden
+  from deployment_settings as settings
+  join draft_acceptance_rates as methods on methods.method = settings.speculative_method and methods.passes = 'block'
+  join sharded_layers as layers on layers.deployment_id = settings.draft_deployment_id
 )
 select
   matrices.deployment_id,

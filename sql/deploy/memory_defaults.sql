@@ -15,7 +15,7 @@ with asked as (
     gpus.memory_bytes / 1048576.0 as memory_mib,
     models.kv_lora_rank is not null as latent,
     deployments.draft_deployment_id,
-    deployments.draft_deployment_id is not null and deployments.speculative_method is distinct from 'mtp' as drafts_by_model,
+    deployments.draft_deployment_id is not null and coalesce(methods.proposer, 'model') = 'model' as drafts_by_model,
     coalesce(deployments.max_cudagraph_capture_size,
              least(graph_max_tokens, graph_tokens_per_seat * coalesce(deployments.max_num_seqs, presets.max_num_seqs)
                * query_tokens)) as captured_batch,
@@ -26,6 +26,7 @@ with asked as (
   join deployments using (deployment_id)
   join gpus on gpus.gpu = deployments.gpu
   join models on models.model = deployments.model
+  left join draft_acceptance_rates as methods on methods.method = deployments.speculative_method
 ),
 -- of the matching rows of a version: the one with the most memory, then a row for named GPUs, then the most GPUs
 held as (

@@ -40,6 +40,7 @@ select
   layers.value_projections,
   coalesce(layers.index_heads, models.index_heads, 0) as index_heads,
   coalesce(layers.compression, 0) as compression,
+  coalesce(layers.shared_cache, 0) as shared_cache,
   layers.ffn,
   case when layers.ffn = 'moe' then layers.intermediate // settings.moe_tp else layers.intermediate // settings.tp end as intermediate,
   layers.experts,

@@ -29,4 +29,5 @@ from layer_weights as weights
 join rows_of_step using (deployment_id, rows_from)
 join deployment_settings as settings using (deployment_id)
 left join sharded_layers as layers on layers.deployment_id = weights.deployment_id and layers.layer_kind = weights.layer_kind
-where weights.family = 'gemm' and rows_of_step.m > 0
+-- products of residual streams: hyper_connection_calls
+where weights.family = 'gemm' and weights.name not like '%_stream_proj' and rows_of_step.m > 0

@@ -29,7 +29,7 @@ norms as (
   select deployment_id, 'model', 'final_norm', 1, 1, any_value(hidden), true, 0 from layers group by deployment_id
   union all
   select deployment_id, 'model', 'draft_input_norm', any_value(draft_inputs), 1, any_value(hidden), false, 0 from layers
-  where draft_inputs is not null group by deployment_id
+  where draft_inputs > 0 group by deployment_id
 )
 select
   norms.deployment_id,

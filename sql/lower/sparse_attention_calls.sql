@@ -3,7 +3,9 @@
 -- the index_top_k tokens that an indexer of entries selects
 with layers as (
   select sharded_layers.*, models.index_head_dim, models.index_top_k, models.kv_lora_rank, models.qk_rope_head_dim,
-         settings.dtype, formats.weight_bits / 8 as kv_bytes, indexing.math as index_math
+         settings.dtype, formats.weight_bits / 8 as kv_bytes, indexing.math as index_math,
+         -- as many entries are selected in all layers: index_top_k tokens where entries have the most
+         max(sharded_layers.compression) filter (where sharded_layers.index_heads + shared_cache > 0) over (partition by sharded_layers.deployment_id) as widest
   from sharded_layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
@@ -34,8 +36,8 @@ stages as (
   union all
   select *, 'window_mla', 'selected', "window", 1 from layers where attention = 'compressed'
   union all
-  select *, 'entries_mla', case when index_heads > 0 then 'selected' else 'all' end,
-         case when index_heads > 0 then index_top_k else 0 end, compression
+  select *, 'entries_mla', case when index_heads + shared_cache > 0 then 'selected' else 'all' end,
+         case when index_heads + shared_cache > 0 then index_top_k * compression // widest else 0 end, compression
   from layers where attention = 'compressed' and compression > 0
 ),
 work as (

@@ -89,6 +89,11 @@ create macro activation_bytes(rows, columns, gated) as rows * columns * case whe
 create macro rope_flops(rows, columns) as 3.0 * rows * columns;
 create macro rope_bytes(rows, columns) as 4.0 * rows * columns;
 create macro kv_write_bytes(rows, columns, kv_bytes) as rows * columns * (2 + kv_bytes);
+-- residual streams of hyper-connections: a block reads a mixture of all, by 2 streams + streams^2 products of each token, and writes its output into all
+create macro hyper_connection_flops(rows, columns, streams, writes) as
+  2.0 * rows * columns * streams * case when writes then streams + 1 else 2 * streams + streams * streams end;
+create macro hyper_connection_bytes(rows, columns, streams, writes) as
+  2.0 * rows * columns * case when writes then 2 * streams + 1 else streams + 1 end;
 create macro quantize_flops(rows, columns) as 2.0 * rows * columns;
 create macro quantize_bytes(rows, columns, activation_bits) as rows * columns * (2 + activation_bits / 8);
 create macro embedding_bytes(rows, columns) as 4.0 * rows * columns;

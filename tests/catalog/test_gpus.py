@@ -62,12 +62,15 @@ REQUIRED_GPUS = {
     "b60",
     "gaudi2",
     "gaudi3",
+    "groq_lpu",
+    "cerebras_wse3",
 }
 
 # Dense FP16 tensor FLOP per clock and multiprocessor with FP32 accumulation. From NVIDIA's white papers of Volta,
 # Turing, Ampere (GA100 and GA102), Ada, Hopper and RTX Blackwell; none gives it for data-centre Blackwell, where 8192
 # doubles Hopper's. From AMD's white papers of CDNA 2, 3 and 4, and from Intel's Xe2 (8 XMX engines of 256) and Gaudi 3
-# (8 matrix engines of 256 x 256 for 64 tensor processor cores; FP16 at a quarter of BF16).
+# (8 matrix engines of 256 x 256 for 64 tensor processor cores; FP16 at a quarter of BF16). Groq: 4 planes of 320 x 320
+# INT8 products, FP16 at a quarter (ISCA 2022); a Cerebras core: 8 products.
 FP16_FLOP_PER_CLOCK = {
     "6.0": 256,
     "7.0": 1024,
@@ -87,6 +90,8 @@ FP16_FLOP_PER_CLOCK = {
     "xe2": 2048,
     "gaudi2": 10923,
     "gaudi3": 4096,
+    "groq_tsp": 204800,
+    "wse3": 16,
 }
 # GeForce cards, the A10G, the L20 and the L40 accumulate in FP32 at half rate; the H20 is cut to a quarter.
 SLOWER_THAN_ITS_ARCHITECTURE = {"rtx_3090": 2, "rtx_4090": 2, "rtx_5090": 2, "a10g": 2, "l20": 2, "l40": 2, "h20": 4}
@@ -179,8 +184,18 @@ def test_narrower_types_are_faster(gpu):
 
 def test_types_that_an_architecture_lacks_are_null():
     for gpu, row in GPUS.items():
-        has_bf16 = row["architecture"] not in ("pascal", "volta", "turing")
-        has_fp8 = row["architecture"] not in ("pascal", "volta", "turing", "ampere", "cdna1", "cdna2", "xe2")
+        has_bf16 = row["architecture"] not in ("pascal", "volta", "turing", "groq_tsp")
+        has_fp8 = row["architecture"] not in (
+            "pascal",
+            "volta",
+            "turing",
+            "ampere",
+            "cdna1",
+            "cdna2",
+            "xe2",
+            "groq_tsp",
+            "wse3",
+        )
         has_fp4 = row["architecture"] in ("blackwell", "blackwell_ultra", "cdna4")
         assert (row["bf16_flops_per_s"] is not None) == has_bf16, gpu
         assert (row["fp8_flops_per_s"] is not None) == has_fp8, gpu
@@ -212,6 +227,10 @@ def test_generations_are_in_order(column, ascending):
 
 def test_no_number_is_off_by_a_unit():
     for gpu, row in GPUS.items():
+        if row["kind"] == "on_chip_accelerator":  # little memory, a hundred times as fast
+            assert 1e3 < row["memory_bandwidth_bytes_per_s"] / row["memory_bytes"] * 1e-2 < 1e5, gpu
+            assert row["l2_bytes"] == row["memory_bytes"], gpu
+            continue
         assert 0.8e9 < row["sm_clock_hz"] < 3.2e9, gpu
         assert 2**20 <= row["l2_bytes"] < 2**29, gpu
         assert 2**33 < row["memory_bytes"] < 2**39, gpu

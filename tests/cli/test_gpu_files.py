@@ -201,7 +201,7 @@ def test_a_catalogue_gpu_is_overridden_for_this_command(gpus, command):
         (
             FAST | {"sm_count": 0},
             ".json",
-            "column sm_count: 1 row fails 'sm_count > 0 and sm_count <= 100000' (row 1: 0)",
+            "column sm_count: 1 row fails 'sm_count > 0 and sm_count <= 1000000' (row 1: 0)",
         ),
         ([FAST, FAST], ".json", "1 duplicate key (gpu 'fast')"),
         (FAST | {"link_fabric": "wire"}, ".json", "gpus.link_fabric is 'wire', which is not in fabrics.fabric."),

@@ -85,6 +85,15 @@ def test_a_run_is_saved_whole(command, space, tmp_path):
     assert not target.with_name("run.duckdb.journal").exists()
 
 
+def test_a_run_has_a_page_at_once(command, space, tmp_path):
+    pytest.importorskip("vl_convert")
+    page = tmp_path / "run.html"
+    said = command("search", "run", "--space", space, "--gpu", "two", "--budget", "20", "-o", page)
+    text = page.read_text(encoding="utf-8")
+    assert said.out.startswith("Best of made on two") and "<h1>Kernel search: made on two</h1>" in text
+    assert "How to repeat it" in text and "No rows" not in text
+
+
 def test_evaluate_prints_the_report(command, space):
     words = ("--space", space, "--seeds", "1", "--budget", "20", "--gpus", "one", "--policies", "order,selective")
     found = command("search", "evaluate", *words, "--format", "json").json

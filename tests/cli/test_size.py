@@ -55,6 +55,7 @@ def test_json_csv_and_files(command: Any, tmp_path: Path) -> None:
             "day",
             "evidence",
             "launch",
+            "kernelsight_version",
         )
     }
     assert answer["complete"] and answer["not_tried"] == []

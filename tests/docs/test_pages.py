@@ -29,8 +29,10 @@ def test_links_and_pictures_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_every_page_stands_in_the_navigation_once(reference: ModuleType) -> None:
-    named = re.findall(r"([\w/]+\.md)$", (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+def test_every_page_stands_in_the_navigation_once_or_is_left_to_links(reference: ModuleType) -> None:
+    text = (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"([\w/]+\.md)$", text, re.M)
+    assert text.partition("\nnav:")[2].count(".md\n") <= 35
     made = [f"reference/{name}" for name in reference.reference()]
     assert sorted(named) == sorted([*made, *(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))])
 

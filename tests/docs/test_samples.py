@@ -22,7 +22,9 @@ NEEDS_PUBLISHED = (
     "kernels_sites",
     "points",
 )
-NEEDS_SHARED = ("campaigns", "decisions", "energy", "kernels_layers", "kernels_new", "search", "search_tuner")
+NEEDS_SHARED = (
+    *("campaigns", "decisions", "energy", "kernels_layers", "kernels_new", "peers", "search", "search_tuner"),
+)
 ALWAYS = ("search", "speed_serving", "energy", "rates")
 # looked at in the final check alone, measured by hand, by clocks, or over sockets alone; figures of the paper, each of
 # which one command measures anew

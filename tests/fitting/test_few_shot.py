@@ -19,7 +19,7 @@ from kernelsight.fitting.few_shot import (
     measured_calls,
     point_rows,
 )
-from kernelsight.fitting.planned_points import planned, random_points
+from kernelsight.fitting.planned_points import planned
 from kernelsight.fitting.point_fit import Measured, fit_points, moved_calls
 from kernelsight.fitting.points_intervals import errors_after_points, points_intervals, remaining_errors_of
 from kernelsight.fitting.training import training_rows
@@ -181,10 +181,9 @@ def test_a_plan_takes_as_many_of_each_kernel_where_other_constants_count(product
 def test_a_plan_takes_served_calls_where_there_are_any(products: Measured) -> None:
     short = products.predicted_us < np.median(products.predicted_us)
     weight = np.where(products.inputs.implementation == "cublas", short, 0.0)
-    for choose in (planned, random_points):
-        chosen = choose(products.inputs, weight, 4)
-        mine = chosen[products.inputs.implementation[chosen] == "cublas"]
-        assert chosen.size == 16 and short[mine].all()
+    chosen = planned(products.inputs, weight, 4)
+    mine = chosen[products.inputs.implementation[chosen] == "cublas"]
+    assert chosen.size == 16 and short[mine].all()
 
 
 def test_a_constant_that_is_another_on_a_gpu_is_found(products: Measured) -> None:

@@ -23,7 +23,7 @@ ENERGY = catalogue("energy_constants")
 # the constants as the expressions declare them, with no fit
 DECLARED = with_assumed(pack_table([]))
 GPUS = FACTS["gpus"]["gpu"].to_pylist()
-STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "sampling")
+STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "hyper_connection", "embedding", "sampling")
 LINKED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 
 

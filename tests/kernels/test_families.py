@@ -18,6 +18,7 @@ DEPLOYMENTS = [
     {"model": "gpt-oss-20b", "gpu": "b200_sxm", "pp": 2, "engine": "sglang"},
     {"model": "deepseek-v3", "gpu": "b200_sxm", "tp": 8, "dp": 2, "enable_expert_parallel": True},
     {"model": "deepseek-v3.2", "gpu": "b200_sxm", "tp": 8},
+    {"model": "deepseek-v4-flash", "gpu": "b200_sxm", "tp": 8},
     {"model": "qwen3-next-80b-a3b", "gpu": "h100_sxm", "tp": 4},
     {"model": "mixtral-8x7b-v0.1", "gpu": "h200_sxm", "dp": 2, "tp": 2, "engine": "trtllm"},
 ]
@@ -30,7 +31,8 @@ def traits(session) -> set[str]:
     found = {layer[name] for layer in layers for name in ("attention", "ffn")}
     found |= {name for name in ("tp", "pp", "dp") if settings[name] > 1}
     quantized = any(session.table("layer_weights")["quantizes_activations"].to_pylist())
-    return found | ({"quantizes_activations"} if quantized else set())
+    streams = any(name.endswith("_stream_proj") for name in session.table("layer_weights")["name"].to_pylist())
+    return found | ({"quantizes_activations"} if quantized else set()) | ({"residual_streams"} if streams else set())
 
 
 @pytest.mark.parametrize("row", DEPLOYMENTS, ids=lambda row: row["model"])
@@ -41,7 +43,7 @@ def test_a_deployment_launches_no_family_that_its_traits_rule_out(row: dict):
         assert found <= set(launched(traits(session)))
         # a trait that rules out nothing would pass, so each has to leave out what is known not to run
         kinds = {layer["attention"] for layer in session.table("sharded_layers").to_pylist()}
-    if not kinds & {"mla", "sparse"}:
+    if not kinds & {"mla", "sparse", "compressed"}:
         assert not {"batched_gemm", "mla_prefill", "mla_decode", "sparse_attention"} & set(launched(kinds))
 
 

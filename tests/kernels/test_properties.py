@@ -103,7 +103,9 @@ def test_any_shape_gives_a_finite_positive_time_within_its_interval(family: str,
         assert (low >= column(rows, "roofline_us")).all()
 
 
-@pytest.mark.parametrize("family", [family for family in STREAMING if family != "quantize"])  # its passes are fitted
+@pytest.mark.parametrize(
+    "family", [family for family in STREAMING if family not in ("quantize", "hyper_connection")]
+)  # passes are fitted
 def test_streaming_kernels_beat_the_dram_roofline_only_out_of_l2(family: str) -> None:
     calls = random_calls(family, 13, 20_000)
     rows = price(family, calls)

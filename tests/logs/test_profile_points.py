@@ -95,6 +95,38 @@ def test_a_table_whose_columns_are_mapped(tmp_path):
     )
 
 
+OWN = "gpu,family,dtype,m,n,k,latency_us\nl40s,gemm,bf16,64,4096,4096,31.5\nl40s,gemm,bf16,1,4096,4096,25\n"
+
+
+def test_a_csv_with_our_columns_is_a_sweep_as_it_is(tmp_path):
+    path = save(tmp_path / "mine.csv", OWN)
+    rows = imported(tmp_path, path)
+    assert [(row["gpu"], row["latency_us"], shape(row)["m"]) for row in rows] == [("l40s", 25.0, 1), ("l40s", 31.5, 64)]
+    pack = tmp_path / "pack.parquet"
+    fitted = run_command("calibrate", "fit", "--few", path, "--onto", "default", "-o", pack)
+    assert fitted.status == 0 and "mine.csv: 2 rows kept of 2" in fitted.err
+    assert "2 points of 1 kernels in 1 families" in fitted.err
+    points = pq.read_table(pack, filters=[("part", "=", "points")])
+    assert set(points["gpu"].to_pylist()) == {"l40s"}
+
+
+@pytest.mark.parametrize(
+    ("header", "flag"),
+    [
+        ("device,op,dtype,M,N,K,time_ms", "--columns m=M n=N k=K 'latency_us=time_ms[ms]' family=op gpu=device."),
+        ("gpu,family,dtype,m,n,k,Latency (us)", "--columns 'latency_us=Latency (us)'."),
+    ],
+)
+def test_columns_of_other_names_are_proposed(tmp_path, header, flag):
+    path = save(tmp_path / "mine.csv", f"{header}\nl40s,gemm,bf16,64,4096,4096,31.5\n")
+    for command in (
+        ["import", "profile", path],
+        ["fit", "--few", path, "--onto", "default", "-o", tmp_path / "p.parquet"],
+    ):
+        answer = run_command("calibrate", *command)
+        assert answer.status == 2 and answer.err.rstrip().endswith(flag), answer.err
+
+
 TABLE = "m,us\n8,1\n"
 REFUSED = [
     (save, "nsys.sqlite", None, [], "has times of kernels (all_reduce 50%, gemm 50%)"),

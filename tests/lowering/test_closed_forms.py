@@ -52,6 +52,8 @@ CACHE_BYTES = {
     # entries of 4 tokens with a key of the indexer, and of 128: 512 values each
     "deepseek-v4-pro": (30 * (1024 + 132) / 4 + 31 * 1024 / 128, 0),
     "deepseek-v4-flash": (21 * (1024 + 132) / 4 + 20 * 1024 / 128, 0),
+    # three layers own entries of 2 tokens, one those of each
+    "deepseek-v4.1-flash": ((3 / 2 + 1) * (1024 + 132), 0),
 }
 MODELS = [*CACHE_BYTES]
 CALCULATING = ("gemm", "batched_gemm", "moe", "prefill_attention", "decode_attention", "mla_prefill", "mla_decode",
@@ -62,7 +64,7 @@ def total(calls, column, families=CALCULATING):
     """Sum of a column over all launches, by deployment."""
     sums = {}
     for call in calls:
-        if call["family"] in families:
+        if call["family"] in families or (families is CALCULATING and call["name"] == "stream_read"):
             sums[call["deployment_id"]] = sums.get(call["deployment_id"], 0) + call["count"] * call[column]
     return sums
 
@@ -190,10 +192,12 @@ def compressed_flops(model: Model, layer: Layer, new: int, cached: int) -> int:
     """FLOP over the window, and over entries of several tokens: all, or those of the tokens that an indexer selects."""
     flops = 4 * layer["heads"] * layer["head_dim"] * visible(new, cached, layer["window"])
     if layer["compression"]:
-        selects = layer["index_heads"] > 0
-        seen = visible(new, cached, model["index_top_k"] if selects else 0) // layer["compression"]
-        flops += 4 * layer["heads"] * layer["head_dim"] * seen
-        if selects:
+        selects = layer["index_heads"] > 0 or layer["shared_cache"]
+        # V4.1: entries of 2 tokens, or of one, of which as many are selected
+        widest = 2 if layer["compression"] < 4 else layer["compression"]
+        limit = model["index_top_k"] * layer["compression"] // widest if selects else 0
+        flops += 4 * layer["heads"] * layer["head_dim"] * (visible(new, cached, limit) // layer["compression"])
+        if layer["index_heads"] > 0:
             flops += 2 * model["index_heads"] * model["index_head_dim"] * (visible(new, cached) // layer["compression"])
     return flops
 

@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kernelsight.measure.cuda.buffers import SOURCE
+from kernelsight.measure.cuda.buffers import program
 
 WIDTHS = {"int": 4, "u32": 4, "float": 4, "u64": 8}
 LAUNCH_US, MEMORY_BYTES = 3.0, 8 * 2**30
 
 
 def signatures() -> dict[str, list[int]]:
-    """Return of each kernel of streaming.cu the bytes of its parameters."""
-    found = re.findall(r'extern "C" __global__ void (\w+)\(([^)]*)\)', SOURCE.read_text())
+    """Return of each kernel of the program the bytes of its parameters."""
+    found = re.findall(r'extern "C" __global__ void (\w+)\(([^)]*)\)', program())
     return {
         name: [8 if "*" in one else WIDTHS[one.split()[-2]] for one in words.split(",") if one.strip()]
         for name, words in found

@@ -34,7 +34,10 @@ class Tensor:
             assert BYTES[what[0]] == BYTES[self.dtype]
             return Tensor(self.shape, what[0], self.values)
         assert math.prod(what) == math.prod(self.shape)
-        return Tensor(what, self.dtype, self.values)
+        return Tensor(what, self.dtype, None if self.values is None else self.values.reshape(what))
+
+    def __mod__(self, divisor: int) -> Tensor:
+        return Tensor(self.shape, self.dtype, self.values % divisor)
 
     def to(self, dtype: str) -> Tensor:
         return Tensor(self.shape, dtype, self.values)
@@ -52,7 +55,7 @@ def install(monkeypatch: Any, state: State) -> list[tuple[int, int, int, int]]:
         state.count()
 
     modules = {**_torch(ran), "flashinfer": _flashinfer(ran), "cudnn": _cudnn(ran)}
-    modules |= {"vllm": types.ModuleType("vllm"), "vllm.vllm_flash_attn": _vllm(ran)}
+    modules |= {"vllm": types.ModuleType("vllm"), "vllm.vllm_flash_attn": _vllm(ran), **_experts(ran)}
     for name, module in modules.items():
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
         monkeypatch.setitem(sys.modules, name, module)
@@ -222,6 +225,32 @@ def _vllm(ran: Any) -> Any:
     library.get_scheduler_metadata = get_scheduler_metadata
     library.flash_attn_varlen_func = flash_attn_varlen_func
     return library
+
+
+def _experts(ran: Any) -> dict[str, Any]:
+    """Return the modules of vLLM's fused experts, which note (tokens, experts, top k, bytes of a weight)."""
+    root = "vllm.model_executor.layers.fused_moe"
+    library, config = types.ModuleType(f"{root}.fused_moe"), types.ModuleType(f"{root}.config")
+    config.fp8_w8a8_moe_quant_config = lambda w1_scale, w2_scale, block_shape: (w1_scale, w2_scale, block_shape)
+
+    def fused_experts(
+        hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, quant_config: Any = None
+    ) -> None:
+        (tokens, hidden), (experts, twice, of_up), (also, of_down, inner) = hidden_states.shape, w1.shape, w2.shape
+        assert experts == also and of_up == of_down == hidden and twice == 2 * inner and w1.dtype == w2.dtype
+        assert topk_ids.dtype == "int32" and topk_weights.dtype == "float32" and topk_ids.shape == topk_weights.shape
+        assert topk_ids.shape[0] == tokens and topk_ids.values.max() < experts
+        assert all(len(set(row)) == len(row) for row in topk_ids.values.tolist())
+        assert (quant_config is None) == (w1.dtype == "bfloat16")
+        if quant_config:
+            *scales, block = quant_config
+            assert [one.shape for one in scales] == [
+                (experts, -(-rows // block[0]), -(-columns // block[1])) for _, rows, columns in (w1.shape, w2.shape)
+            ]
+        ran(tokens, experts, topk_ids.shape[1], BYTES[w1.dtype])
+
+    library.fused_experts = fused_experts
+    return {library.__name__: library, config.__name__: config}
 
 
 def _cudnn(ran: Any) -> Any:

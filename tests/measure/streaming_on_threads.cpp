@@ -1,4 +1,4 @@
-// streaming.cu on the CPU: a thread of the operating system for each CUDA thread, barriers for those of a block and a warp.
+// streaming.cu and attention.cu on the CPU: a thread of the operating system for each CUDA thread, barriers for those of a block and a warp.
 // Prints one line a kernel: its name, and the worst deviation from the formula in double precision.
 #include <barrier>
 #include <cmath>
@@ -54,19 +54,20 @@ static void atomicMin(int* at, int value) {
 }
 
 #include STREAMING
+#include ATTENTION
 
 constexpr int ROWS = 2, COLUMNS = 512, THREADS = 64, VOCABULARY = 2000;
 
-static void launch(const std::function<void()>& kernel, unsigned blocks = ROWS) {
+static void launch(const std::function<void()>& kernel, unsigned blocks = ROWS, unsigned count = THREADS) {
   gridDim = {blocks, 1, 1};
-  blockDim = {THREADS, 1, 1};
+  blockDim = {count, 1, 1};
   for (unsigned block = 0; block < blocks; ++block) {
     blockIdx = {block, 0, 0};
-    block_barrier = std::make_unique<std::barrier<>>(THREADS);
+    block_barrier = std::make_unique<std::barrier<>>(count);
     warp_barriers.clear();
-    for (int warp = 0; warp < THREADS / 32; ++warp) warp_barriers.push_back(std::make_unique<std::barrier<>>(32));
+    for (unsigned warp = 0; warp < count / 32; ++warp) warp_barriers.push_back(std::make_unique<std::barrier<>>(32));
     std::vector<std::thread> threads;
-    for (unsigned number = 0; number < THREADS; ++number)
+    for (unsigned number = 0; number < count; ++number)
       threads.emplace_back([&kernel, number] { threadIdx = {number, 0, 0}; kernel(); });
     for (auto& thread : threads) thread.join();
   }
@@ -185,6 +186,67 @@ static void choices() {
   told("top_k_top_p");
 }
 
+// attention of ROWS sequences over pages in another order; rope 0: keys and values apart, in a bf16 or an E4M3 cache
+static void attention(const char* name, int context, int heads, int kv_heads, int width, int rope, int is_fp8, int splits) {
+  int pages_of_row = (context + PAGE - 1) / PAGE, slots = ROWS * pages_of_row * PAGE, stride = width + rope;
+  std::vector<int> pages(ROWS * pages_of_row);
+  for (size_t i = 0; i < pages.size(); ++i) pages[i] = (int)((i * 5 + 3) % pages.size());
+  Rows queries(ROWS * heads * stride), keys(slots * kv_heads * stride), values(slots * kv_heads * stride), out(ROWS * heads * width);
+  std::vector<u8> narrow_keys(slots * kv_heads * stride), narrow_values(narrow_keys.size());
+  for (size_t i = 0; i < narrow_keys.size(); ++i) {
+    narrow_keys[i] = to_fp8(keys.at(i));
+    narrow_values[i] = to_fp8(values.at(i));
+  }
+  auto key = [&](size_t at) { return is_fp8 ? from_e4m3(narrow_keys[at]) : keys.at(at); };
+  auto value = [&](size_t at) { return rope ? keys.at(at) : is_fp8 ? from_e4m3(narrow_values[at]) : values.at(at); };
+  std::vector<float> parts(ROWS * heads * splits * (width + 2));
+  int group = heads / kv_heads, each = rope ? 2 : 4;
+  float scale = 1.0f / std::sqrt((float)stride);
+  launch([&] {
+    if (rope)
+      paged_mla_decode(parts.data(), queries.data(), keys.data(), pages.data(), context, heads, width, rope, splits, scale);
+    else
+      paged_decode(parts.data(), queries.data(), is_fp8 ? (void*)narrow_keys.data() : keys.data(),
+                   is_fp8 ? (void*)narrow_values.data() : values.data(), pages.data(), context, heads, kv_heads, width, is_fp8, splits, scale);
+  }, ROWS * kv_heads * ((group + each - 1) / each) * splits, 128);
+  launch([&] { join_parts(out.data(), parts.data(), splits, width); }, ROWS * heads);
+  for (int row = 0; row < ROWS; ++row)
+    for (int head = 0; head < heads; ++head) {
+      std::vector<double> logits(context);
+      double total = 0.0;
+      auto at = [&](int token) {
+        size_t slot = (size_t)pages[row * pages_of_row + token / PAGE] * PAGE + token % PAGE;
+        return (slot * kv_heads + head / group) * stride;
+      };
+      for (int token = 0; token < context; ++token) {
+        double logit = 0.0;
+        for (int e = 0; e < stride; ++e) logit += queries.at((row * heads + head) * stride + e) * key(at(token) + e);
+        total += logits[token] = std::exp(logit * scale);
+      }
+      for (int e = 0; e < width; ++e) {
+        double expected = 0.0;
+        for (int token = 0; token < context; ++token) expected += logits[token] / total * value(at(token) + e);
+        held(out.at((row * heads + head) * width + e), expected, 0.1);
+      }
+    }
+  told(name);
+}
+
+static void experts() {
+  constexpr int EXPERTS = 3, WIDE = 7, DEPTH = 96, COUNT = 13;
+  std::vector<int> starts = {0, 1, 1, COUNT};  // one row, none, more than a tile
+  Rows rows(COUNT * DEPTH + 8), weights(EXPERTS * WIDE * DEPTH), out(COUNT * WIDE + 8);
+  launch([&] { grouped_product(out.data(), rows.data(), weights.data(), starts.data(), WIDE, DEPTH); }, EXPERTS * 4);
+  for (int expert = 0; expert < EXPERTS; ++expert)
+    for (int row = starts[expert]; row < starts[expert + 1]; ++row)
+      for (int c = 0; c < WIDE; ++c) {
+        double sum = 0.0;
+        for (int d = 0; d < DEPTH; ++d) sum += rows.at(row * DEPTH + d) * weights.at((expert * WIDE + c) * DEPTH + d);
+        held(out.at(row * WIDE + c), sum, 1.0);
+      }
+  told("grouped_product");
+}
+
 int main() {
   srand(1);
   Rows in(ROWS * COLUMNS), residual(ROWS * COLUMNS), weight(COLUMNS);
@@ -193,4 +255,8 @@ int main() {
   rotation(in);
   quantisation(in);
   choices();
+  attention("paged_decode", 37, 6, 1, 64, 0, 0, 3);
+  attention("paged_decode_fp8", 50, 8, 2, 128, 0, 1, 1);
+  attention("paged_mla_decode", 19, 3, 1, 512, 64, 0, 2);
+  experts();
 }

@@ -1,20 +1,23 @@
-"""Attention and collectives on fakes that hold to the libraries' own words: every call has the shapes it needs."""
+"""Attention, experts and collectives on fakes that hold to the libraries' words: calls have the shapes they need."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kernelsight.fitting.training import call_rows
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.work import work_cursor
 from kernelsight.measure.cuda.attention import shape_of
 from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.device import CannotMeasure
-from kernelsight.measure.rows import row_of
+from kernelsight.measure.rows import row_of, sweep_schema
 from kernelsight.measure.run import measure_suite, time_point
+from kernelsight.measure.suite import FAMILIES as FAMILIES_TO_MEASURE
 from kernelsight.measure.suite import Point, Rule, read_suite
 from kernelsight.measure.timing import Watch
 from tests.measure import fake_cupy, fake_libraries
@@ -80,6 +83,26 @@ def test_every_library_sees_the_shape_that_a_point_states(implementation: str, s
         measured += 1
     assert measured >= 20
     assert len(sys.modules["cudnn"].handles) == (implementation == "cudnn_frontend")
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("fp8_block", 1)])
+def test_experts_are_all_given_as_many_tokens_and_their_bytes_are_those_that_training_counts(
+    dtype: str, width: int, state: State, calls: list
+) -> None:
+    sizes = {"tokens": 48, "hidden": 256, "intermediate": 192, "experts": 16, "top_k": 4}
+    one = Point("moe", "fused_moe_vllm", dtype, "cold", tuple((FAMILIES_TO_MEASURE["moe"].defaults | sizes).items()))
+    gpu = open_gpu(0, None)
+    kernel = gpu.prepare(one)
+    row = row_of(one, kernel, time_point(gpu, one, Rule(), Watch(), kernel), gpu.identity())
+    assert set(calls) == {(48, 16, 4, width)} and row["implementation"] == "fused_moe_triton"
+    assert (row["engine"], row["distribution"]) == ("vllm", "balanced")
+    assert (row["format"], row["math"]) == (dtype, "bf16" if width == 2 else "fp8")
+    table = call_rows(pa.Table.from_pylist([row], sweep_schema()), "moe")
+    assert kernel.bytes == pytest.approx(table["bytes"][0].as_py(), rel=0.05)
+    for wrong, reason in (({"moe_ep": 2}, "of this GPU alone"), ({"top_k": 17}, "reaches 17 experts")):
+        shape = tuple((one.sizes | wrong).items())
+        with pytest.raises(CannotMeasure, match=reason):
+            gpu.prepare(one._replace(shape=shape))
 
 
 def test_bytes_are_those_that_training_counts() -> None:

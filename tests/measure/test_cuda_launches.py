@@ -11,7 +11,7 @@ from kernelsight.kernels.families import MEASURED
 from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.cuda.gpu import MOST_COPIES
 from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost
-from kernelsight.measure.rows import sweep_schema
+from kernelsight.measure.rows import row_of, sweep_schema
 from kernelsight.measure.run import time_point
 from kernelsight.measure.suite import FAMILIES, Point, Rule, number_formats
 from kernelsight.measure.timing import Watch
@@ -69,6 +69,39 @@ def test_bytes_are_those_that_training_counts(family: str, state: State) -> None
         kernel.close()
     table = pa.Table.from_pylist([{**row, "latency_us": 1.0} for row in rows], sweep_schema())
     assert moved == pytest.approx(call_rows(table, family)["bytes"].to_pylist(), rel=2e-3)
+
+
+SHAPES = {
+    "decode_attention": {"batch": 4, "context": 4095, "heads": 32, "kv_heads": 8, "window": 0},
+    "mla_decode": {"batch": 4, "context": 4095, "heads": 16, "kv_lora_rank": 512, "rope_dim": 64},
+    "moe": {"tokens": 16, "hidden": 1024, "intermediate": 512, "experts": 8, "top_k": 2}
+    | {"moe_tp": 1, "moe_ep": 1, "expert_matrices": 3},
+}
+KERNELS_OF = {
+    "decode_attention": ["paged_decode", "join_parts"],
+    "mla_decode": ["paged_mla_decode", "join_parts"],
+    "moe": ["grouped_product", "gated_activation", "grouped_product"],
+}
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_kernels_without_a_library_are_launched_as_declared_and_move_what_training_counts(
+    family: str, state: State
+) -> None:
+    gpu, rows, moved = open_gpu(0, None), [], []
+    own = {"paged_decode", "paged_mla_decode", "grouped_products"}
+    for point in (
+        one for one in points(family, **SHAPES[family]) if one.implementation in own and one.dtype != "fp8_block"
+    ):
+        kernel = gpu.prepare(point)
+        assert [name for name, _, _ in state.launched][-len(KERNELS_OF[family]) :] == KERNELS_OF[family]
+        timing = time_point(gpu, point, Rule(), Watch(), kernel)
+        assert timing.latency_us == pytest.approx(len(KERNELS_OF[family]) * LAUNCH_US, rel=1e-6)
+        rows.append(row_of(point, kernel, timing, gpu.identity()))
+        moved.append(kernel.bytes)
+        kernel.close()
+    table = pa.Table.from_pylist(rows, sweep_schema())
+    assert moved == pytest.approx(call_rows(table, family)["bytes"].to_pylist(), rel=0.05)
 
 
 def test_a_cold_point_reads_four_caches_first_and_walks_through_its_copies(state: State) -> None:

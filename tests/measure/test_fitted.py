@@ -35,10 +35,16 @@ def moved(point: Point) -> int:
 
 
 def norm_us(capsys: pytest.CaptureFixture[str], *more: str) -> dict:
-    step = ["--phase", "decode", "--batch-size", "64", "--context-len", "512", "--format", "json"]
-    assert main(["predict", "--model", "llama-3.1-8b", "--gpu", "h200_sxm", *step, *more]) == 0
+    step = ["--phase", "decode", "--batch-size", "64", "--context-len", "512"]
+    return kernel_us(capsys, "residual_norm", "h200_sxm", *step, *more)
+
+
+def kernel_us(capsys: pytest.CaptureFixture[str], name: str, gpu: str, *more: str) -> dict:
+    """Return the row of a kernel of Llama-3.1-8B as `predict` prints it."""
+    capsys.readouterr()
+    assert main(["predict", "--model", "llama-3.1-8b", "--gpu", gpu, "--format", "json", *more]) == 0
     kernels = json.loads(capsys.readouterr().out)["kernels"]
-    return next(row for row in kernels if row["name"] == "residual_norm")
+    return next(row for row in kernels if row["name"] == name)
 
 
 @pytest.mark.whole

@@ -1,4 +1,4 @@
-"""What the kernels of streaming.cu compute, on threads of the CPU: a kernel that is wrong would be timed in vain."""
+"""What the CUDA kernels compute, on threads of the CPU: a kernel that is wrong would be timed in vain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelsight.measure.cuda.buffers import SOURCE
+from kernelsight.measure.cuda.buffers import ATTENTION, SOURCE
 
 EMULATION = Path(__file__).parent / "streaming_on_threads.cpp"
 # half a step of bf16 (8 bits) and of E4M3 (4 bits), with what rounding before it adds
@@ -16,6 +16,7 @@ BF16, E4M3 = 2.0**-8 + 4e-3, 2.0**-4
 WORST = {
     **dict.fromkeys(("rms_norm", "fused_add_rms_norm", "silu_and_mul", "gelu_and_mul", "rope_neox"), BF16),
     **dict.fromkeys(("quantize_per_tensor", "quantize_per_token", "quantize_per_block"), E4M3),
+    **dict.fromkeys(("paged_decode", "paged_decode_fp8", "paged_mla_decode", "grouped_product"), BF16),
     "softmax": 1e-5,
     "argmax": 0.0,
     "top_k_top_p": 0.0,
@@ -28,7 +29,8 @@ def test_kernels_compute_what_they_are_called_by(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("there is no g++ to compile the emulation with")
     program = tmp_path / "emulation"
-    words = [compiler, "-std=c++20", "-O1", "-pthread", "-w", f'-DSTREAMING="{SOURCE}"', str(EMULATION), "-o"]
+    words = [compiler, "-std=c++20", "-O1", "-pthread", "-w", f'-DSTREAMING="{SOURCE}"', f'-DATTENTION="{ATTENTION}"']
+    words += [str(EMULATION), "-o"]
     built = subprocess.run([*words, str(program)], capture_output=True, text=True)
     if "barrier" in built.stderr and "No such file" in built.stderr:
         pytest.skip("this g++ has no <barrier> of C++20")

@@ -249,6 +249,12 @@ def test_entries_and_selections_of_tokens():
         for kind in catalogued("deepseek-v4-flash")[1]
     ]
     assert kinds == [(0, 2, 0, 128), (4, 21, 64, 128), (128, 20, 0, 128)]
+    newest = [
+        (kind["compression"], kind["count"], kind["index_heads"], kind["shared_cache"])
+        for kind in catalogued("deepseek-v4.1-flash")[1]
+    ]
+    # entries of 2 in layers 2, 8 and 14, of one in layer 20; four of the last nineteen select anew
+    assert newest == [(0, 2, 0, 0), (2, 3, 32, 0), (2, 15, 0, 1), (1, 1, 32, 0), (1, 15, 0, 1), (1, 4, 32, 1)]
     row, layers = catalogued("minimax-m3")
     assert [(kind["layer_kind"], kind["count"], kind["window"]) for kind in layers] == [
         ("full_dense", 3, 0),

@@ -12,6 +12,7 @@ from kernelsight.cli.main import main
 from kernelsight.present.output import as_csv
 from kernelsight.present.page import Figure, Page, Table
 from kernelsight.present.show import lines_of, show, table_of
+from kernelsight.version import VERSION
 from tests.present.html.browser import specs_of, without_scripts
 
 STEP = ["predict", "--model", "qwen3-0.6b", "--gpu", "l4", "--context-len", "1000"]
@@ -48,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_faces_hold_the_same_answer(path: Path, capsys: pytest.CaptureFixture) -> None:
     show(lambda: PAGE, "json", path)
-    assert json.loads(capsys.readouterr().out) == PAGE.answer
+    assert json.loads(capsys.readouterr().out) == {**PAGE.answer, "kernelsight_version": VERSION}
     show(lambda: PAGE, "csv", None, lambda: as_csv(ROWS, list(ROWS[0])))
     assert capsys.readouterr().out == "gpu,req/s\nl4,4.5\nt4,\nh100,20.0\n"
     text = html.unescape(without_scripts(path.read_text(encoding="utf-8")))

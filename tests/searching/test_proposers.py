@@ -14,7 +14,7 @@ import pytest
 
 from kernelsight.caches.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.searching.proposers import parsed, proposer_of, read_configurations
+from kernelsight.searching.proposers import candidates_of, parsed, proposer_of, read_configurations
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
 from tests.searching.made_spaces import made_rows, made_tables
@@ -29,7 +29,7 @@ SCENARIO = scenario_rows([{"space": "made", "gpu": "two", "budget_measurements":
 
 def searched(stated: str, wanted: int = 8, limit: float = 30.0, scenario=SCENARIO, **more) -> dict[str, pa.Table]:
     def proposer(arrays, target):
-        return proposer_of(stated, arrays, target.ids, "two", wanted, limit)
+        return proposer_of(stated, candidates_of(arrays, target, TABLES.kernel_candidates), target, wanted, limit)
 
     return search(TABLES, scenario, proposer=proposer, **more)
 
@@ -224,9 +224,11 @@ def test_parameters_that_never_vary_may_be_left_out(tmp_path):
         row["parameters"] = json.dumps({**json.loads(row["parameters"]), "filter": 15})
     tables = space_tables(pa.Table.from_pylist(rows, schema=made_rows().schema), "made.parquet")
     stated = listed(tmp_path, [PARAMETERS[name] for name in IDS[:20]])
-    found = search(
-        tables, SCENARIO, proposer=lambda arrays, target: proposer_of(stated, arrays, target.ids, "two", 20, 1.0)
-    )
+
+    def proposer(arrays, target):
+        return proposer_of(stated, candidates_of(arrays, target, tables.kernel_candidates), target, 20, 1.0)
+
+    found = search(tables, SCENARIO, proposer=proposer)
     assert np.all(["filter=15" in name for name in found["search_measurements"]["candidate_id"].to_pylist()])
 
 

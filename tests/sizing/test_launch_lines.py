@@ -28,7 +28,7 @@ def test_launch_lines_are_read_back(session: Session, engine: str) -> None:
             continue  # its attention is data parallel over the same GPUs
         flags: dict[str, Any] = LOAD | split | sizes | parallel | {"model": model, "engine": engine}
         plan = plan_rows(session, [flags])
-        lines = launch_lines(plan.planned[0], plan.deployments, models, model, False)
+        lines = launch_lines(plan.planned[0], plan.deployments, models, model, None)
         stated = ks.read_launch_line("\n".join(lines)).flags
         again = plan_rows(session, [LOAD | stated]).planned[0]
         names = ("deployment_id", "prefill_deployment_id", "prefill_replicas", "decode_replicas")

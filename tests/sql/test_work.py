@@ -39,11 +39,13 @@ WORKED = {
     "mla_prefill_flops(2, 192, 128, 10)": 2 * 2 * (192 + 128) * 10,
     # queries, keys of 192; values, outputs of 128; cached keys and values are expanded too
     "mla_prefill_bytes(3, 4, 5, 2, 192, 128)": 3 * 2 * 2 * (4 * 192 + 9 * 192 + 9 * 128 + 4 * 128),
+    # 3 tokens of 5 over 4 streams: 8 + 16 products, or each stream from all and the output
+    "hyper_connection_flops(3, 5, 4, false)": 2 * 3 * 5 * 4 * (8 + 16),
+    "hyper_connection_flops(3, 5, 4, true)": 2 * 3 * 5 * 4 * (4 + 1),
+    "hyper_connection_bytes(3, 5, 4, false)": 2 * 3 * 5 * (4 + 1),
+    "hyper_connection_bytes(3, 5, 4, true)": 2 * 3 * 5 * (4 + 1 + 4),
     "joins_prompts(1, 'mixed_decode', 0, 1)": 1,
-    "joins_prompts(1, 'whole', 8, 1)": 1,
     "joins_prompts(1, 'whole', 1, 1)": 0,
-    "joins_prompts(1, 'whole', 0, 2)": 1,
-    "joins_prompts(0, 'mixed_decode', 8, 2)": 0,
     "joins_prompts(null, 'mixed_decode', 8, 2)": 0,
     "keys_seen(7, 0)": 8,
     "keys_seen(7, 4)": 4,

@@ -23,16 +23,42 @@ from kernelsight.fitting.cells import generation_of, is_serving
 from kernelsight.fitting.expressions import fit_family
 from kernelsight.fitting.few_shot import measured_calls
 from kernelsight.fitting.held_out import folds_of
-from kernelsight.fitting.planned_points import planned, random_points
+from kernelsight.fitting.planned_points import planned, rows_of_kernels
 from kernelsight.fitting.point_fit import Measured, fit_points
 from kernelsight.fitting.points_intervals import RemainingErrors, held_out_calls, points_intervals, remaining_errors_of
 from kernelsight.fitting.splits import Split, site_names
 from kernelsight.fitting.training import to_learn, training_rows
-from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.few_shot import ErrorPrior, prior_for
+from kernelsight.kernels.families import COMMUNICATION, FAMILIES
+from kernelsight.kernels.few_shot import PRIOR, CallInputs, ErrorPrior, prior_for
 from kernelsight.kernels.intervals import POINTS, half_widths_for, points_group, spread
 from kernelsight.kernels.kernel_constants import vendors_of
 from kernelsight.kernels.pack import pack_table
+
+
+def planned_of_family(
+    inputs: CallInputs, weight: np.ndarray, groups: np.ndarray | None = None, prior: ErrorPrior = PRIOR
+) -> np.ndarray:
+    """Return the index of one call of a family, or of each of its ``groups`` (calls,): of the kernel of most weight."""
+    chosen, labels = [], np.zeros(inputs.size) if groups is None else groups
+    for label in np.unique(labels[weight > 0]):
+        rows = np.flatnonzero((labels == label) & (weight > 0))
+        kernels, kernel_of_row = np.unique(inputs.at(rows).kernels().astype(str), return_inverse=True)
+        heaviest = np.argmax(np.bincount(kernel_of_row, weight[rows], minlength=kernels.size))
+        rows = rows[kernel_of_row == heaviest]
+        chosen += rows[planned(inputs.at(rows), weight[rows], 1, prior)].tolist()
+    return np.array(chosen, dtype=int)
+
+
+def random_points(inputs: CallInputs, weight: np.ndarray, per_kernel: int) -> np.ndarray:
+    """Return the indices of random calls, as many of each kernel."""
+    random = np.random.default_rng(0)
+    chosen: list[int] = []
+    for rows in rows_of_kernels(inputs):
+        served = rows[weight[rows] > 0]
+        rows = served if served.size else rows
+        chosen += random.choice(rows, min(per_kernel, rows.size), replace=False).tolist()
+    return np.array(chosen, dtype=int)
+
 
 Choose = Callable[..., np.ndarray]
 CHOICES: dict[str, Callable[[ErrorPrior], Choose]] = {
@@ -72,25 +98,35 @@ def fitted(
 
     A GPU to score may be a training GPU: it is then scored by the fit without its generation.
     """
-    tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
     for family in families:
         train = training_rows(sweeps, family, train_gpus)
         if not train.num_rows:
             continue
-        fitted_rows, latency_model = to_learn(family, train), FAMILIES[family].latency_model
-        rows = fit_family(family, latency_model, fitted_rows, *tables, "evaluation")
-        for name, members in folds_of(fitted_rows, tables[1]).items():
-            other_generations = fitted_rows.filter(pc.invert(pc.is_in(fitted_rows["gpu"], pa.array(members))))
-            rows += fit_family(family, latency_model, other_generations, *tables, "evaluation", name)
+        fitted_rows = to_learn(family, train)
         test = {gpu: training_rows(sweeps, family, [gpu]) for gpu in test_gpus}
-        yield family, calls_of_family(family, train, fitted_rows, test, pack_table(rows))
+        yield family, calls_of_family(family, train, fitted_rows, test, constants_of(family, fitted_rows))
+
+
+def constants_of(family: str, fitted_rows: pa.Table) -> pa.Table:
+    """Return a family's constants as fitted to training rows, and to them without each of their generations."""
+    tables, latency_model = facts_of_fits(), FAMILIES[family].latency_model
+    rows = fit_family(family, latency_model, fitted_rows, *tables, "evaluation")
+    for name, members in folds_of(fitted_rows, tables[1]).items():
+        other_generations = fitted_rows.filter(pc.invert(pc.is_in(fitted_rows["gpu"], pa.array(members))))
+        rows += fit_family(family, latency_model, other_generations, *tables, "evaluation", name)
+    return pack_table(rows)
+
+
+def facts_of_fits() -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Return the facts that fits read: implementations, GPUs, fabrics."""
+    return facts("kernel_implementations"), facts("gpus"), facts("fabrics")
 
 
 def calls_of_family(
     family: str, train: pa.Table, fitted_rows: pa.Table, test: Mapping[str, pa.Table], constants: pa.Table
 ) -> Family:
     """Return a family's rows with their calls; ``constants``: fitted on all GPUs, and without each generation."""
-    tables = facts("kernel_implementations"), facts("gpus"), facts("fabrics")
+    tables = facts_of_fits()
     served = fitted_rows.filter(pa.array(is_serving(family, fitted_rows)))
     held_out = held_out_calls(family, served, constants, tables)
     trained = set(pc.unique(train["gpu"]).to_pylist())
@@ -144,6 +180,18 @@ def scored_after(
     return scored, {"points": points, "unmeasured_sites": mean_over_cells(seen_rows)}
 
 
+def points_of(family: str, calls: Measured, rows: pa.Table, budget: PointBudget, prior: ErrorPrior) -> np.ndarray:
+    """Return the indices of the calls that are measured; of collectives, "family" measures those of NCCL."""
+    weight = is_serving(family, rows).astype(float)
+    if budget.how != "family":
+        return CHOICES[budget.how](prior)(calls.inputs, weight, budget.per_kernel)
+    groups, is_nccl = None, calls.inputs.implementation == "nccl"
+    if family in COMMUNICATION:
+        groups = rows["group_size"].to_numpy()
+        weight = weight * is_nccl if is_nccl.any() else weight
+    return planned_of_family(calls.inputs, weight, groups, prior)
+
+
 def predicted_after(
     gpu: str, fits: Mapping[str, Family], budget: PointBudget, curves: Mapping[str, Mapping[str, np.ndarray]]
 ) -> dict[str, tuple[pa.Table, dict[str, np.ndarray], np.ndarray]]:
@@ -153,11 +201,8 @@ def predicted_after(
     """
     families = {name: family_calls for name, family_calls in fits.items() if gpu in family_calls.own}
     prior = prior_for(vendors_of(facts("gpus"))[gpu])
-    choose = CHOICES[budget.how](prior)
     points_of_family = {
-        name: choose(
-            family_calls.own[gpu].inputs, is_serving(name, family_calls.test[gpu]).astype(float), budget.per_kernel
-        )
+        name: points_of(name, family_calls.own[gpu], family_calls.test[gpu], budget, prior)
         for name, family_calls in families.items()
         if budget.per_kernel
     }

@@ -15,6 +15,7 @@ from kernelsight.dataflow.workers import work, worker_pool
 from kernelsight.laboratory.searches import scores, tuner_strategies
 from kernelsight.searching import gaussian_process as gp
 from kernelsight.searching.arrays import SpaceArrays
+from kernelsight.searching.experience import bins_of
 from kernelsight.searching.forecasts import bin_probabilities, widening
 from kernelsight.searching.journal import open_journal
 from kernelsight.searching.replays import replay
@@ -138,7 +139,7 @@ def unseen_scores(search_round: Round, logs: np.ndarray) -> Calibration | None:
         rows = rows[np.linspace(0, len(rows) - 1, MOST_SCORED).astype(int)]
     mean, variance, _ = gp.predict(search_round.step.inputs, forecast.fit, rows)
     sd, anchor = np.sqrt(variance) * widening(earlier, mean), float(np.nanmedian(logs))
-    bins, hits = bin_probabilities(mean, sd, anchor), scores.bins_of(logs[rows], anchor)
+    bins, hits = bin_probabilities(mean, sd, anchor), bins_of(logs[rows], anchor)
     confidence, is_right = bins.max(1), (bins.argmax(1) == hits).astype(float)
     return Calibration(
         scores.forecast_scores(mean, sd, logs[rows], anchor),

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.searching.forecasts import BIN_EDGES, Forecast, Quantiles, bin_probabilities, quantiles
+from kernelsight.searching.experience import bins_of, ranked_scores
+from kernelsight.searching.forecasts import Forecast, Quantiles, bin_probabilities, quantiles
 from kernelsight.searching.rounds import Round
 
 CONFIDENCE_BINS = 10
@@ -56,13 +57,6 @@ def half_brier(probabilities: np.ndarray, hits: np.ndarray) -> float:
     """Return half the Brier score: mean squared distance between forecast probabilities and outcomes, over 2."""
     happened = np.eye(probabilities.shape[1])[hits]
     return float(0.5 * ((probabilities - happened) ** 2).sum(1).mean())
-
-
-def ranked_score(probabilities: np.ndarray, hits: np.ndarray) -> float:
-    """Return the continuous ranked probability score over bins: squared gaps of cumulative probability / (bins - 1)."""
-    happened = np.eye(probabilities.shape[1])[hits]
-    gaps = np.cumsum(probabilities - happened, axis=1)[:, :-1]
-    return float((gaps**2).mean())
 
 
 def risk_coverage(confidence: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,11 +139,6 @@ def _calibration(forecast: Forecast, last_round: Round, logs: np.ndarray) -> dic
     )
 
 
-def bins_of(logs: np.ndarray, anchor_log: float) -> np.ndarray:
-    """Return the bins, from 0, of measured log latencies."""
-    return np.searchsorted(np.log(np.array(BIN_EDGES)), anchor_log - logs, side="right")
-
-
 def forecast_scores(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray, anchor: float) -> dict[str, float]:
     """Return the coverage of forecasts, and the scores of their eight bins, against true log latencies."""
     if not len(mean):
@@ -158,6 +147,6 @@ def forecast_scores(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray, anchor:
     wrong = (bins.argmax(1) != hits).astype(float)
     return {
         **{"coverage_90": coverage(truth, quantiles(mean, sd)), "ece": calibration_error(bins, hits)},
-        **{"brier": half_brier(bins, hits), "crps": ranked_score(bins, hits)},
+        **{"brier": half_brier(bins, hits), "crps": float(ranked_scores(bins, hits).mean())},
         "aurc": area_under_risk(bins.max(1), wrong),
     }

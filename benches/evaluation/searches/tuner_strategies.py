@@ -1,7 +1,8 @@
 """Strategies of Kernel Tuner as search policies: each runs its own code on a measured space, in simulation mode.
 
 They learn from the searched GPU alone and measure one candidate at a time, with the same cost and noise as other
-replays. Needs the extra ``tuner``; written against Kernel Tuner 1.5.
+replays; so does Optuna's TPE sampler, as ``tuner:optuna_tpe``. Needs the extra ``tuner``, or Optuna; written against
+Kernel Tuner 1.5 and Optuna 5.0.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from kernelsight.errors import RunFailed, extra_missing, unknown
+from kernelsight.errors import InvalidInput, RunFailed, extra_missing, unknown
 from kernelsight.searching.arrays import COMPILE_FAILED, OK, Measured, SpaceArrays
 from kernelsight.searching.replays import replay
 
@@ -27,6 +30,8 @@ USUAL = (
     *("random_sample", "genetic_algorithm", "diff_evo", "bayes_opt", "simulated_annealing", "greedy_ils"),
     *("greedy_mls", "hybrid_vndx", "adaptive_tabu_greywolf"),
 )
+# Optuna's sampler, and its proposals a measurement: most are configurations that the space does not hold
+OPTUNA, MOST_PROPOSALS = "optuna_tpe", 30
 # these enumerate the space, need other packages, or several objectives
 NOT_SEARCHES = ("brute_force", "skopt", "pyatf_strategies", "nsga2", "nsga3")
 
@@ -52,6 +57,10 @@ def expanded(policies: Sequence[str]) -> list[str]:
 
 def check_strategy(policy: str) -> None:
     """Check that a strategy exists. InvalidInput: Kernel Tuner is not installed; UnknownName: it has no such one."""
+    if policy == PREFIX + OPTUNA:
+        if find_spec("optuna") is None:
+            raise InvalidInput(f"policy {policy!r} needs Optuna, which is not installed; pip install optuna.")
+        return
     try:
         from kernel_tuner.interface import strategy_map
     except ImportError:
@@ -70,7 +79,8 @@ def best_rows(policy: str, arrays: SpaceArrays, truth: Measured, ids: np.ndarray
     name = policy.removeprefix(PREFIX)
     parameters = [json.loads(text) for text in arrays.parameters[np.searchsorted(arrays.ids, ids)]]
     try:
-        rows, latency_us = measured_order(name, parameters, truth, ids, seed, budget)
+        order = optuna_order if name == OPTUNA else partial(measured_order, name)
+        rows, latency_us = order(parameters, truth, ids, seed, budget)
     except Exception as error:  # another package's code: whatever it raises
         raise RunFailed(f"strategy {name} of Kernel Tuner failed on space {arrays.space!r}: {error}") from error
     if not len(rows):
@@ -133,6 +143,33 @@ def measured_order(
     row_of_key = {key: row for row, key in enumerate(cache)}
     order = np.array([row_of_key[key] for key in cache.read_order], dtype=np.int64)[:budget]
     return order, noisy[order]
+
+
+def optuna_order(
+    parameters: Sequence[Mapping[str, Any]], truth: Measured, ids: np.ndarray, seed: int, budget: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same of Optuna's TPE: what the space does not hold is told as failed, without a measurement."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    values = {name: sorted({row[name] for row in parameters}) for name in parameters[0]}
+    place_of = {tuple(row[name] for name in values): place for place, row in enumerate(parameters)}
+    measure, failed = replay(truth, ids, seed), optuna.trial.TrialState.FAIL
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    rows: list[int] = []
+    times: list[float] = []
+    for _ in range(MOST_PROPOSALS * budget):
+        trial = study.ask()
+        row = place_of.get(tuple(trial.suggest_categorical(name, each) for name, each in values.items()))
+        if row is None:
+            study.tell(trial, state=failed)
+            continue
+        times.append(float(measure(np.array([row]), np.array([rows.count(row) + 1])).latency_us[0]))
+        rows.append(row)
+        study.tell(trial, **({"values": times[-1]} if np.isfinite(times[-1]) else {"state": failed}))
+        if len(rows) == budget:
+            break
+    return np.array(rows, dtype=np.int64), np.array(times)
 
 
 class _Journal(dict):

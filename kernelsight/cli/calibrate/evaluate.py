@@ -33,11 +33,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _evaluate_gpus(arguments: argparse.Namespace, target: Path | None) -> None:
     """Fit on some GPUs and score on others."""
+    from kernelsight.cli.calibrate.import_sweeps import sweep_paths
     from kernelsight.evaluation.kernels.predict import row_of_split
     from kernelsight.present.output import note
 
     split = split_of(arguments)
-    options = {"sweeps": list(arguments.sweep), "final": arguments.final}
+    options = {"sweeps": list(map(str, sweep_paths(arguments.sweep))), "final": arguments.final}
     options["families"] = list(names_of(arguments.families)) or None
     report = _report(row_of_split(split, points_of(arguments), **options), target)
     if laboratory.is_here() and laboratory.part("kernels.baselines", "a baseline").systems_folder() is None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> None:
     """Fit, write the pack, and print its number of rows per kernel family and part."""
     from kernelsight.catalog.tables import facts
+    from kernelsight.cli.calibrate.import_sweeps import sweep_paths
     from kernelsight.fitting.few_shot import fit_few
     from kernelsight.fitting.pack_fit import fit_pack
     from kernelsight.fitting.sweep_files import check_sweeps, measured_gpus
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     target = check_ending(arguments.output, (".parquet",))
     if target is None:
         raise InvalidInput("calibrate fit needs -o FILE, the Parquet file to write the kernel model to.")
-    sweeps = [Path(name) for name in arguments.few or arguments.sweep]
+    sweeps = sweep_paths(arguments.few or arguments.sweep)
     if arguments.few and not arguments.onto:
         raise InvalidInput("--few corrects a kernel model; give it by --onto, a file, or default.")
     check_sweeps(sweeps)

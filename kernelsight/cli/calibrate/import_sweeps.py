@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +44,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.source == "aisimulate" and not arguments.gpus:
         note(f"{' and '.join(SEALED)} are held out for the final evaluation and not read; --gpus names them")
     return 0
+
+
+def sweep_paths(names: Sequence[str]) -> list[Path]:
+    """Return sweeps as Parquet files; a CSV of measured kernels is imported into a temporary folder."""
+    from kernelsight.logs.profile_points import profile_points
+
+    paths = []
+    for path in map(Path, names):
+        if path.suffix.lower() == ".csv" and path.exists():
+            folder = Path(tempfile.mkdtemp(prefix="kernelsight-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            rows, *_ = import_sweep(profile_points([path], None, None), folder / f"{path.stem}.parquet")
+            kept = sum(row["kept"] or 0 for row in rows)
+            note(f"{path}: {kept:,} rows kept of {sum(row['read'] or 0 for row in rows):,}")
+            path = folder / f"{path.stem}.parquet"
+        paths.append(path)
+    return paths
 
 
 def _profiles(arguments: argparse.Namespace) -> Iterator[Batch]:

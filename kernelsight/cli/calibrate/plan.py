@@ -11,13 +11,15 @@ from kernelsight.measure.kernels_to_measure import (
     attention_of,
     choose,
     choose_points,
-    danger_first,
     features_of_points,
+    first_minute,
     measurable,
     of_families,
+    seconds_of,
     served_calls,
     shares_unmeasured,
     suite_of_points,
+    sustained_product,
 )
 from kernelsight.number_format import percent, rounded
 from kernelsight.scenario.scenario_rows import resolve_gpu
@@ -41,15 +43,17 @@ def run(arguments: argparse.Namespace) -> None:
         points = of_families(measurable(calls, attention_of(arguments.attention)), arguments.families)
         if not points:
             raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
-        gpus = session.table("gpus")
+        gpus, product = session.table("gpus"), sustained_product(points)
+        product_s = sum(seconds_of(point) for point in product)
         if arguments.points:
             pack = session.table("eta_coefficients")
             chosen, rows = choose_points(points, arguments.gpu, gpus, pack, arguments.points)
         else:
-            chosen, rows = choose(points, features_of_points(points, arguments.gpu, gpus), 60.0 * arguments.minutes)
-        chosen = danger_first(session, points, chosen)
-    minutes = sum(row["seconds"] for row in rows) / 60.0 if arguments.points else arguments.minutes
-    suite = suite_of_points([points[number] for number in chosen], target.stem, arguments.gpu, minutes, models, engines)
+            left_s = 60.0 * arguments.minutes - product_s
+            chosen, rows = choose(points, features_of_points(points, arguments.gpu, gpus), left_s)
+        ordered = first_minute(session, points, chosen, product)
+    minutes = (sum(row["seconds"] for row in rows) + product_s) / 60.0 if arguments.points else arguments.minutes
+    suite = suite_of_points(ordered, target.stem, arguments.gpu, minutes, models, engines)
     write_text(as_json(suite) + "\n", target)
     print_rows(rows, list(COLUMNS), arguments.format)
     if any(points[number]["implementation"] == ATTENTION[0] for number in chosen) and not arguments.attention:
@@ -57,7 +61,8 @@ def run(arguments: argparse.Namespace) -> None:
             f"attention will be measured with {ATTENTION[0]}; choose another with --attention {'|'.join(ATTENTION[1:])}"
         )
     limit = f"{rounded(60.0 * minutes)} seconds" if arguments.points else f"{minutes:g} minutes"
-    note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside empty launches; written to {target}")
+    beside = "empty launches and a product at the sustained clock" if product else "empty launches"
+    note(f"{len(chosen):,} of {len(points):,} points in {limit}, beside {beside}; written to {target}")
     if shares := shares_unmeasured(calls, points):
         shown = ", ".join(f"{family} ({percent(share)})" for family, share in shares.items())
         note(

@@ -23,7 +23,7 @@ from choices group by all order by dtype, shapes desc, engine, implementation
 
 def run(arguments: argparse.Namespace) -> None:
     """Choose, write the choices, and print how often each implementation was chosen, by number format and engine."""
-    from kernelsight.present.output import as_json, check_ending, print_page, print_rows, write_table
+    from kernelsight.present.output import answer_json, check_ending, print_page, print_rows, write_table
     from kernelsight.present.progress import Waiting
 
     target, candidates_target = (
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.format == "table":
         print_page([_sentence(arguments, choices), ""])
     if arguments.format == "json":
-        print(as_json({**_totals(choices), "rows": rows}))
+        print(answer_json({**_totals(choices), "rows": rows}))
     else:
         print_rows(rows, list(SHOWN), arguments.format)
 

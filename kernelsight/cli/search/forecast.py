@@ -19,6 +19,7 @@ SHOWN = ("candidate_id", "latency_us", "p05_us", "p95_us", "p_faster", "confiden
 # columns that a file may lack, with their defaults
 OPTIONAL = {
     "kernel_candidates": {"source_text": None, "parent_id": None, "proposer": None, "round": None, "parameters": "{}"},
+    "llm_answers": {"text": None},
     "kernel_measurements": {
         **dict.fromkeys(("cv", "samples", "compile_s", "benchmark_s", "driver")),
         **{"run": 1, "status": "ok", "source": "file"},
@@ -30,9 +31,10 @@ def run(arguments: argparse.Namespace) -> None:
     """Forecast, write the table, and print the forecasts, fastest first."""
     from kernelsight.present.output import check_ending, note, print_rows, write_table
     from kernelsight.present.progress import Waiting
-    from kernelsight.searching.llm.forecaster import failures, llm_forecaster
+    from kernelsight.searching.experience import of_forecasts, write_experience
+    from kernelsight.searching.llm.forecaster import anchor_of, failures, llm_forecaster, measured_times
 
-    target = check_ending(arguments.output)
+    target, export = check_ending(arguments.output), check_ending(arguments.export, (".jsonl",), "--export")
     settings = llm_settings(arguments)
     candidates = table_of(arguments.candidates, "kernel_candidates", "--candidates")
     measurements = table_of(arguments.measurements, "kernel_measurements", "--measurements")
@@ -48,6 +50,11 @@ def run(arguments: argparse.Namespace) -> None:
         forecasts = forecast(candidates, measurements, scenario).sort_by([("latency_us", "ascending")])
     if target:
         write_table(forecasts, target)
+    if export is not None:
+        by_id = {row["candidate_id"]: row for row in candidates.to_pylist()}
+        times = measured_times(measurements, arguments.gpu, by_id)
+        anchor = anchor_of(times, scenario)
+        write_experience(list(of_forecasts(forecasts, by_id, times, anchor, gpu, arguments.llm_neighbours)), export)
     print_rows(forecasts.select(SHOWN).to_pylist(), list(SHOWN), arguments.format)
     new_answers = len(set(answers) - before)
     note(f"{forecasts.num_rows:,} of {candidates.num_rows:,} candidates forecast; {new_answers:,} answers asked for")

@@ -21,34 +21,41 @@ SHOWN = (
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, save the run, and print the best candidate and the rounds."""
-    from kernelsight.present.output import as_json, check_ending, note, print_page, print_rows
+    from kernelsight.present.output import answer_json, check_ending, note, print_page, print_rows
+    from kernelsight.present.pages.search import search_page
     from kernelsight.present.progress import Waiting
+    from kernelsight.present.show import HTML, show
     from kernelsight.searching.llm.forecaster import failures
     from kernelsight.searching.scenarios import scenario_rows
-    from kernelsight.searching.search import save_search, search
+    from kernelsight.searching.search import give_search, save_search, search
     from kernelsight.searching.space_files import chosen_space, read_spaces
     from kernelsight.session import connect
 
-    target = check_ending(arguments.output, (".duckdb",))
-    if arguments.resume and target is None:
+    target = check_ending(arguments.output, (".duckdb", HTML))
+    saved = None if target is None or target.suffix == HTML else target
+    if arguments.resume and saved is None:
         raise InvalidInput("--resume needs -o FILE.duckdb, beside which the journal of the search lies.")
     tables = read_spaces(arguments.space)
     scenario = scenario_rows([_scenario(arguments, chosen_space(tables, arguments.kernel))])[0]
     answers: dict[tuple[str, int], dict] = {}
-    sources = _forecasts(arguments, tables, scenario, answers), _proposer(arguments)
+    sources = _forecasts(arguments, tables, scenario, answers), _proposer(arguments, tables, scenario)
     measurer = _measurer(arguments)
     with Waiting("searching"):
         try:
-            results = search(tables, scenario, measurer, target, arguments.resume, *sources)
+            results = search(tables, scenario, measurer, saved, arguments.resume, *sources)
         except RunFailed as error:
             failure = getattr(measurer, "last_failure", None)
             raise RunFailed(f"{error} The last failure: {failure}." if failure else str(error)) from None
-    if target:
-        with connect() as session:
-            save_search(session, tables, scenario, results, target)
+    _export(arguments, tables, scenario, results)
+    with connect() as session:
+        if saved:
+            save_search(session, tables, scenario, results, saved)
+        elif target:
+            give_search(session, tables, scenario, results)
+            show(lambda: search_page(session), "csv", target)
     summary, rounds = results["search_summary"].to_pylist()[0], results["search_rounds"].to_pylist()
     if arguments.format == "json":
-        print(as_json(summary | {"scenario": scenario, "rounds": rounds}))
+        print(answer_json(summary | {"scenario": scenario, "rounds": rounds}))
     else:
         if arguments.format == "table":
             print_page([_sentence(summary, scenario), ""])
@@ -97,16 +104,71 @@ def _forecasts(arguments: argparse.Namespace, tables: Any, scenario: dict[str, A
     return forecasts
 
 
-def _proposer(arguments: argparse.Namespace) -> Any:
+def _proposer(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any]) -> Any:
     """Return a function that builds the proposer of --propose for a target; None without it."""
     if arguments.propose is None:
         return None
-    from kernelsight.searching.proposers import proposer_of
+    from kernelsight.searching.evolution import EVOLUTION, MODEL, from_evolution, from_model
+    from kernelsight.searching.proposers import Proposer, candidates_of, proposer_of
 
     if arguments.proposer == "neighbours":
         raise InvalidInput("--propose and --proposer neighbours exclude each other; use one.")
-    proposer_options = (arguments.gpu, arguments.proposals, arguments.time_limit)
-    return lambda arrays, target: proposer_of(arguments.propose, arrays, target.ids, *proposer_options)
+    how, is_measured = arguments.propose, arguments.measure != "replay"
+    text = _source_to_vary(arguments) if how in (EVOLUTION, MODEL) else None
+    if how == MODEL:
+        settings = llm_settings(arguments)._replace(again=not arguments.resume)
+        with open_session(arguments) as session:
+            gpu = gpu_row(session, arguments.gpu)
+
+    def proposer(arrays: Any, target: Any) -> Any:
+        candidates = candidates_of(arrays, target, tables.kernel_candidates)
+        if how not in (EVOLUTION, MODEL):
+            return proposer_of(how, candidates, target, arguments.proposals, arguments.time_limit, is_measured)
+        source = (
+            from_evolution(candidates, scenario, text)
+            if how == EVOLUTION
+            else from_model(candidates, settings, gpu, text or "", lambda: answers_file(arguments))
+        )
+        return Proposer(source, candidates, target, arguments.proposals, is_measured)
+
+    return proposer
+
+
+def _source_to_vary(arguments: argparse.Namespace) -> str | None:
+    """Return the source that evolution or a model varies; None: evolution varies parameters alone.
+
+    InvalidInput: there is none for a model, or no expected result that would show that a variant is wrong.
+    """
+    from kernelsight.searching.cupy_measurer import read_launch
+
+    launch = read_launch(Path(arguments.launch)) if arguments.launch and arguments.measure != "replay" else None
+    text = None if launch is None else launch.source
+    if arguments.propose == "llm" and text is None:
+        raise InvalidInput(
+            "--propose llm rewrites a source, and measures it; name the source in --launch FILE, and use --measure "
+            "cupy or a command that takes {source}."
+        )
+    if launch is not None and text is not None and launch.expected is None and arguments.measure == "cupy":
+        raise InvalidInput(
+            f"--propose {arguments.propose} makes new sources, which may be wrong; name the right result as expected "
+            "in --launch FILE."
+        )
+    return text
+
+
+def _export(arguments: argparse.Namespace, tables: Any, scenario: dict[str, Any], results: dict[str, Any]) -> None:
+    """Write the experience of a search as --export names it."""
+    from kernelsight.present.output import check_ending
+    from kernelsight.searching.experience import of_search, write_experience
+
+    file = check_ending(arguments.export, (".jsonl",), "--export")
+    if file is None:
+        return
+    rows = [table.to_pylist() for table in (tables.kernel_candidates, results.get("kernel_candidates")) if table]
+    candidates = {row["candidate_id"]: row for each in rows for row in each if row["space"] == scenario["space"]}
+    with open_session(arguments) as session:
+        gpu = gpu_row(session, arguments.gpu)
+    write_experience(list(of_search(results, candidates, scenario, gpu, arguments.llm_neighbours)), file)
 
 
 def _scenario(arguments: argparse.Namespace, space: str) -> dict[str, Any]:

@@ -33,7 +33,10 @@ TABLES = ("kernel_evaluation_reports", "kernel_scores")
 
 
 class PointBudget(NamedTuple):
-    """Number of points that are measured of each kernel, and how they are chosen: "planned" or "random"."""
+    """Number of points that are measured of each kernel, and how they are chosen: "planned" or "random".
+
+    "family": one call of each family instead, of collectives one of each number of GPUs.
+    """
 
     per_kernel: int
     how: str = "planned"

@@ -184,6 +184,12 @@ COMPUTE_SCALE = Table(
     faults=CLIPPED,
     kernel_source=col("kernel_source") + ":compute_scale",
 )
+# two sites a layer; the library, of the names of its kernels
+STREAMS = {"rows": col("num_tokens"), "columns": col("hidden_size"), "width": col("hc_mult")}
+MIXING = Table(
+    "hyper_connection", STREAMS, BF16, col("latency") * 1e3 / col("num_sites"),
+    pl.format("{}:{}", col("kernel_source").str.extract("(tilelang|torch|trtllm)"), col("op_name")),
+)  # fmt: skip
 COLLECTIVES = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -226,6 +232,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "mamba2_perf": {
         "": _linear("mamba2:" + col("kernel_source"), col("d_state"), col("n_groups"), col("nheads"), col("head_dim"))
     },
+    "mhc_module_perf": {"pre": MIXING, "post": MIXING},
     "nccl_perf": {operation: _collective(family, "nccl_dtype") for operation, family in COLLECTIVES.items()},
     "oneccl_perf": {operation: _collective(family, "nccl_dtype") for operation, family in COLLECTIVES.items()},
     "custom_allreduce_perf": {"": _collective("all_reduce", "allreduce_dtype")},
@@ -273,6 +280,7 @@ LEFT_OUT = {
         "sample_count",
         "node_gpus",
         "default_eligible",
+        "sinkhorn_iters",
     ),
 }
 # tables of whole layers or several kernels, including projections, which belong to no kernel family
@@ -289,7 +297,8 @@ MODULES = {
     "dsv4_hca_generation_module_perf": "heavily compressed attention layer",
     "msa_context_module_perf": "MiniMax sparse attention layer with its projections",
     "msa_generation_module_perf": "MiniMax sparse attention layer with its projections",
-    "mhc_module_perf": "hyper-connections: mixing and norm of several kernels",
+    "dsv41_module_perf": "DeepSeek-V4.1 launched without graphs: times of the host",
+    "glm53_attention_module_perf": "attention layer of GLM-5.3 with its projections",
     "wideep_context_mlp_perf": "shared expert: two products and an activation",
     "wideep_generation_mlp_perf": "shared expert: two products and an activation",
     "dsv4_megamoe_module_perf": "dispatch, experts and combine over several GPUs in one",

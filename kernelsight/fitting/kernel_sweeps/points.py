@@ -23,7 +23,7 @@ from kernelsight.files.bounded_files import open_file, unpacked_file
 # columns that only `calibrate measure` writes: a published sweep may lack them
 MEASURED_HERE = (
     *("working_set_bytes", "relative_error", "outliers", "gap_us", "memory_clock_hz", "temperature_c", "limits"),
-    *("repeated", "driver", "versions", "power_w"),
+    *("repeated", "driver", "versions", "power_w", "worked_s"),
 )
 SHAPE = tuple(field.name for field in contracts()["sweep_points"].schema.field("shape").type)
 LABELS = ("engine", "engine_version", "kernel_source", "dtype", "format", "math", "distribution")
@@ -61,7 +61,11 @@ def merged(rows: pl.DataFrame) -> pl.DataFrame:
     Points with their own ``samples`` and ``cv`` keep them. Rows are ordered by key, so that equal input gives equal
     bytes.
     """
-    labels = [name for name in rows.columns if name in {"implementation", "not_fitted", "working_set_bytes", *LABELS}]
+    labels = [
+        name
+        for name in rows.columns
+        if name in {"implementation", "not_fitted", "working_set_bytes", "worked_s", *LABELS}
+    ]
     key = [*labels, *(name for name in SHAPE if name in rows.columns)]
     ordered = rows.sort([*key, "latency_us", "source"], nulls_last=True)
     latency = pl.col("latency_us")

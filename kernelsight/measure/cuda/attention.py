@@ -66,12 +66,12 @@ class Shape(NamedTuple):
 class Bench:
     """What the builders of a point share: the device, memory, modules, the shape, and one workspace for all copies.
 
-    ``place``: PyTorch's name of the tensors' device.
+    ``place``: PyTorch's name of the tensors' device; ``shape``: of attention.
     """
 
     place = "cuda"
 
-    def __init__(self, gpu: Gpu, torch: Any, library: Any, shape: Shape) -> None:
+    def __init__(self, gpu: Gpu, torch: Any, library: Any, shape: Any = None) -> None:
         self.gpu, self.torch, self.library, self.shape, self.memory = gpu, torch, library, shape, Memory(gpu)
 
     @cached_property
@@ -131,6 +131,7 @@ class Bench:
 
 
 Build = Callable[[Bench], Callable[[], Any]]
+Launches = list[Callable[[], Any]]
 
 
 def prepare(gpu: Gpu, point: Point) -> Prepared:
@@ -146,27 +147,36 @@ def prepare(gpu: Gpu, point: Point) -> Prepared:
     if shape.heads % shape.kv_heads:
         raise CannotMeasure("the number of query heads is not a multiple of the key-value heads")
     _check_support(point.implementation, library, shape)
-    torch, module = _imported("torch", "torch"), _imported(library.module, library.distribution)
-    # PyTorch may load its own CUDA runtime, which does not see the device set in CuPy's
-    stream = torch.cuda.ExternalStream(gpu.stream.ptr, device=gpu.ordinal)
-    bench, launches = Bench(gpu, torch, module, shape), []
+    torch, module = imported("torch", "torch"), imported(library.module, library.distribution)
+    bench = Bench(gpu, torch, module, shape)
     name = point.implementation
     if name == "flash_attention_vllm":
         # the name in published sweeps
         name = f"flash_attention_{bench.flash_version}"
         if shape.cache_bytes == 1 and bench.flash_version == 2:
             raise CannotMeasure("FlashAttention 2, which vLLM uses on this GPU, does not support an 8-bit cache")
+    copies = gpu.copies_of(shape.held, point.cache)
+    build = library.builds[decode]
+    launches = called(
+        bench, library.distribution, lambda stream: [on_stream(torch, stream, build(bench)) for _ in range(copies)]
+    )
+    engine = (library.distribution.replace("-", "_"), importlib.metadata.version(library.distribution))
+    return Prepared(name, engine, shape.moved, launches, bench)
+
+
+def called(bench: Bench, distribution: str, build: Callable[[Any], Launches]) -> Launches:
+    """Return what ``build`` makes of a library's calls on CuPy's stream; RuntimeError: an error of the library."""
+    gpu, torch = bench.gpu, bench.torch
+    # PyTorch may load its own CUDA runtime, which does not see the device set in CuPy's
+    stream = torch.cuda.ExternalStream(gpu.stream.ptr, device=gpu.ordinal)
     try:
         with torch.cuda.device(gpu.ordinal), torch.cuda.stream(stream), torch.inference_mode():
-            for _ in range(gpu.copies_of(shape.held, point.cache)):
-                launches.append(_on_stream(torch, stream, library.builds[decode](bench)))
+            return build(stream)
     except (CannotMeasure, MemoryError, gpu.runtime.CUDARuntimeError):
         raise
     except Exception as error:  # errors for unsupported shapes differ between versions of a library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RuntimeError(f"{library.distribution} rejects it: {reason}") from error
-    engine = (library.distribution.replace("-", "_"), importlib.metadata.version(library.distribution))
-    return Prepared(name, engine, shape.moved, launches, bench)
+        raise RuntimeError(f"{distribution} rejects it: {reason}") from error
 
 
 def shape_of(point: Point) -> Shape:
@@ -186,7 +196,7 @@ def _check_support(name: str, library: Library, shape: Shape) -> None:
         raise CannotMeasure(f"{name} does not support an 8-bit cache")
 
 
-def _on_stream(torch: Any, stream: Any, run: Callable[[], Any]) -> Callable[[], Any]:
+def on_stream(torch: Any, stream: Any, run: Callable[[], Any]) -> Callable[[], Any]:
     """Return a launch on CuPy's stream, which a graph captures."""
 
     def launch() -> Any:
@@ -298,7 +308,8 @@ def _cudnn(bench: Bench) -> Callable[[], Any]:
     return lambda: graph.execute(tensors, workspace, handle=handle)
 
 
-def _imported(module: str, distribution: str) -> Any:
+def imported(module: str, distribution: str) -> Any:
+    """Return a module of a library; CannotMeasure if it is not installed, or cannot be imported."""
     try:
         return importlib.import_module(module)
     except Exception as error:  # an inconsistent installation may raise anything

@@ -10,7 +10,7 @@ from kernelsight.files.own import own_text
 from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.device import CannotMeasure
 
-SOURCE = Path(__file__).resolve().parent / "streaming.cu"
+SOURCE, ATTENTION = (Path(__file__).resolve().parent / name for name in ("streaming.cu", "attention.cu"))
 # number formats of the CUDA kernel `fill`: its number for it, and bytes per element
 NUMBER_FORMATS = {"bf16": (0, 2), "fp16": (1, 2), "fp8": (2, 1), "int8": (3, 1), "fp32": (4, 4)}
 FILL_BLOCKS, FILL_THREADS = 2048, 256
@@ -77,13 +77,32 @@ class Memory:
         function(self.gpu, "fill_slots")((FILL_BLOCKS,), (FILL_THREADS,), arguments)
         return address
 
+    def pages(self, count: int) -> int:
+        """Return the address of ``count`` different int32 pages of a cache of as many, scattered."""
+        address, numpy = self.empty(4 * count), self.gpu.cupy
+        step = next(prime for prime in (7919, 7907) if count % prime)
+        arguments = (_u64(numpy, address), _u64(numpy, count), numpy.uint32(step))
+        function(self.gpu, "fill_pages")((FILL_BLOCKS,), (FILL_THREADS,), arguments)
+        return address
+
+    def starts(self, experts: int, rows: int) -> int:
+        """Return the address of int32 rows at which those of each expert start, the last of them ``rows``."""
+        address = self.empty(4 * (experts + 1))
+        launcher(self.gpu, "fill_starts", 1, FILL_THREADS, (address,), experts, rows)()
+        return address
+
+
+def program() -> str:
+    """Return the source of all kernels: attention.cu uses functions of streaming.cu."""
+    return own_text(SOURCE) + own_text(ATTENTION)
+
 
 def function(gpu: Gpu, name: str) -> Any:
-    """Return a kernel of streaming.cu, compiled once per GPU."""
+    """Return a kernel of the program, compiled once per GPU."""
     module = getattr(gpu, "streaming_module", None)
     if module is None:
-        text = own_text(SOURCE)
-        module = gpu.streaming_module = gpu.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
+        module = gpu.cupy.RawModule(code=program(), options=("--std=c++17",), backend="nvrtc")
+        gpu.streaming_module = module
     return module.get_function(name)
 
 

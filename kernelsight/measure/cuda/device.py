@@ -6,11 +6,11 @@ import importlib.util
 from collections.abc import Callable
 
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.cuda import attention, collectives, copies, gemm, streaming
+from kernelsight.measure.cuda import attention, collectives, copies, experts, gemm, paged, streaming
 from kernelsight.measure.cuda.buffers import Prepared
 from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.cuda.streaming import flush_of
-from kernelsight.measure.suite import Point
+from kernelsight.measure.suite import GROUPED, PAGED, Point
 
 _STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "softmax", "sampling")
 # what prepares a point's kernel, by kernel family
@@ -22,7 +22,11 @@ PREPARE: dict[str, Callable[[Gpu, Point], Prepared]] = {
     "copy": copies.copy,
     "p2p": copies.peer,
     "prefill_attention": attention.prepare,
-    "decode_attention": attention.prepare,
+    "decode_attention": lambda gpu, point: (paged.attention if point.implementation == PAGED else attention.prepare)(
+        gpu, point
+    ),
+    "mla_decode": paged.attention,
+    "moe": lambda gpu, point: (paged.experts if point.implementation == GROUPED else experts.prepare)(gpu, point),
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), collectives.prepare),
 }
 

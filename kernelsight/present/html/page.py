@@ -114,7 +114,7 @@ def html_of(page: Page, command: str | None = None) -> str:
     figures = page.figures()
     tables = [table for table in page.tables if not (table.drawn and figures)]
     cards = [_card(table) for table in tables if table.first]
-    cards += [_figure(figure) for figure in figures]
+    cards += [_figure(figure) for figure in figures if figure.rows]
     cards += [_card(table) for table in (*tables, *page.evidence) if not table.first]
     cards += [Card("Assumed", lines=page.assumed, wide=True)] if page.assumed else []
     if page.repeat:
@@ -134,10 +134,8 @@ def _digest(text: str) -> str:
 
 
 def _figure(figure: Figure) -> Card:
-    """Return the card of a figure: a chart, a table, or "No rows."."""
+    """Return the card of a figure with rows: a chart, or a table."""
     card = Card(figure.title, figure.note, sql=figure.sql.strip(), wide=figure.wide)
-    if not figure.rows:
-        return card._replace(below="No rows.")
     if figure.spec is None:
         return card._replace(table=table(figure.rows, figure.most_rows))
     spec = {"data": {"values": [plain(row) for row in figure.rows]}, **figure.spec, "config": CONFIG}
@@ -189,7 +187,7 @@ def table(rows: Rows, max_rows: int = MOST_ROWS) -> Sorted:
     """Return the first ``max_rows`` rows as a table, numbers right-aligned."""
     values = [plain(row) for row in rows[:max_rows]]
     numeric = {name for name in values[0] if all(_is_number(row[name]) for row in values if row.get(name) is not None)}
-    heads = [Cell(name, "", "n" if name in numeric else "") for name in values[0]]
+    heads = [Cell(name or "name", "", "n" if name in numeric else "") for name in values[0]]
     lines = [[_cell(row.get(name), name in numeric) for name in values[0]] for row in values]
     return Sorted(heads, lines, len(rows) - len(values))
 

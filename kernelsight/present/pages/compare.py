@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.number_format import deviation, interval, number, percent, rounded
 from kernelsight.present.figures.files import figures_of
-from kernelsight.present.page import Page, Rows, Table, queried
+from kernelsight.present.page import Figure, Page, Rows, Table, queried
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # table of a saved comparison
 FINDINGS = "comparison_findings"
 METRICS = ("ttft", "tpot", "e2e")
-MOST_SHOWN = 8
+MOST_SHOWN, MOST_NAMED = 8, 3
 # names of changes, where the column's name with spaces would not do
 WORDS = {
     **{"e2e_ms": "mean E2E", "ttft_at_the_same_load": "TTFT at the same load"},
@@ -41,10 +41,10 @@ def comparison_page(answer: Mapping[str, Any], session: Session | None = None) -
     else:
         tables = [_errors(answer), *_misses(answer), *_kernels(answer["kernels"])]
     return Page(
-        f"{answer['requests']:,} requests compared",
+        _title(answer),
         answer,
         sentences=[answer["verdict"][0].upper() + answer["verdict"][1:]],
-        figures=tuple if session is None else lambda: queried(session, figures_of("comparison").values()),
+        figures=lambda: _figures(answer, session),
         tables=[Table(lines=_counts(answer)), *tables],
     )
 
@@ -60,6 +60,27 @@ def saved_comparison_page(session: Session) -> Page:
         sentences=sentences,
         figures=lambda: queried(session, figures_of("comparison").values()),
     )
+
+
+def _title(answer: Mapping[str, Any]) -> str:
+    """Return how many requests are compared, and of which files."""
+    names = list(dict.fromkeys(Path(row["path"]).name for row in answer["files"] if row["role"] == "requests"))
+    of = f": {', '.join(names[:MOST_NAMED])}{', …' * (len(names) > MOST_NAMED)}" if names else ""
+    return f"{answer['requests']:,} requests compared{of}"
+
+
+def _figures(answer: Mapping[str, Any], session: Session | None) -> list[Figure]:
+    """Return the figures of a comparison with a replay, or the latencies of two logs."""
+    if "changes" not in answer:
+        return [] if session is None else queried(session, figures_of("comparison").values())
+    rows = [
+        {"what": f"{metric.removesuffix('_ms').upper()} {name}", "when": when, "ms": pair[column]}
+        for metric, pairs in answer["percentiles"].items()
+        for name, pair in pairs.items()
+        for when, column in (("before", "predicted"), ("after", "measured"))
+        if pair[column] is not None
+    ]
+    return [figures_of("changes")["Latencies before and after"]._replace(rows=rows)]
 
 
 def _counts(answer: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.number_format import gib, interval, number, percent
@@ -35,9 +36,9 @@ def simulation_page(answer: Mapping[str, Any], session: Session | None = None) -
     settings, memory = answer["settings"], answer["memory"]
     rejected = [f"{count} {name}" for name, count in answer["status"].items() if name != "finished"]
     why = [f"rejected requests: {', '.join(rejected)}", *_why_rejected(answer)] if rejected else []
-    kernels = answer["breakdown"]
+    kernels, load = answer["breakdown"], _load_words(session) if session else ""
     return Page(
-        f"{settings['model']} on {answer['gpus']} × {settings['gpu']}",
+        f"{settings['model']} on {answer['gpus']} × {settings['gpu']}{load}",
         answer,
         asked=[_headline(settings), *_replica_lines(answer), rests_on(answer)],
         tiles=_figures(answer),
@@ -59,6 +60,20 @@ def simulation_page(answer: Mapping[str, Any], session: Session | None = None) -
         ],
         assumed=answer["assumed"],
     )
+
+
+def _load_words(session: Session) -> str:
+    """Return what a run was asked to serve, behind a colon: rate or users, and lengths or trace."""
+    load = session.table("scenarios").to_pylist()[0]
+    rate, users, trace = (load.get(name) for name in ("request_rate", "max_concurrency", "trace"))
+    words = [f"{number(rate)} requests/s"] if rate is not None else []
+    words += [f"{users:,} at a time"] if users is not None else []
+    words += [
+        Path(trace).name
+        if trace
+        else f"{number(load['input_len'])} prompt and {number(load['output_len'])} output tokens"
+    ]
+    return f": {', '.join(words)}"
 
 
 def _drawn(session: Session, settings: Mapping[str, Any], memory: Mapping[str, Any]) -> list[Figure]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Page, Table
 
 # kernels that a terminal shows
@@ -36,9 +37,15 @@ def upgrade_page(answer: Mapping[str, Any]) -> Page:
         if row["from"] != row["to"] or row["ms_per_step_from"] != row["ms_per_step_to"]
     ]
     settings = [{"setting": row["name"], "before": row["from"], "after": row["to"]} for row in answer["settings"]]
+    drawn = [
+        {"what": f"{row['family']}, {row['step']}", "when": when, "ms": row[f"ms {when}"]}
+        for row in kernels[:MOST_SHOWN]
+        for when in ("before", "after")
+    ]
     return Page(
         f"{answer['from']} to {answer['to']}",
         answer,
+        figures=lambda: [figures_of("changes")["Kernels before and after"]._replace(rows=drawn)],
         sentences=[answer["answer"]],
         tables=[
             Table("Metrics, and the 90 % interval of the change", metrics, expendable=EXPENDABLE, first=True),

@@ -21,7 +21,7 @@ from kernelsight.scenario.launch.rules import BLOCK_TOKENS
 
 OPTIONS_FILE = "options.yaml"
 # flags that a launch command does not express: hardware, engine version, prediction tier, and acceptance of drafts
-BESIDE = frozenset("model gpu engine engine_version tier draft_acceptance_rate".split())
+BESIDE = frozenset("model gpu engine engine_version tier draft_acceptance_rate draft_acceptance".split())
 # the tables of engines' defaults
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
 DEFAULTS = ("engine_presets", "engine_sizes", "engine_memory")

@@ -9,6 +9,7 @@ from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.models.config_fields import ConfigFields, longest_context
 from kernelsight.scenario.launch.kv_tiers import kv_connector, kv_tier, kv_variable
+from kernelsight.scenario.speculation import methods
 
 if TYPE_CHECKING:
     from kernelsight.scenario.launch.command_options import Setting
@@ -162,28 +163,42 @@ def _speculation(reading: Reading, option: Option, setting: Setting, value: str)
     method = _drafts(reading)
     if method is None:
         reading.ignore(setting, "not_modelled", "this source of drafts is not predicted: steps have no draft tokens")
-    elif option.flag == "speculative_model" and method != "draft_model":
+    elif option.flag == "speculative_model" and methods()[method]["proposer"] not in ("head", "model"):
         reading.ignore(setting, "none", f"drafts of {method} need no other model")
+    elif option.flag == "num_speculative_tokens" and _is_tree(reading):
+        reading.use(setting, "speculative_num_steps", value, option.reason)
+    elif option.flag == "speculative_method":
+        reading.use(setting, option.flag, method, None)
     else:
-        reading.use(setting, option.flag, value, option.reason if option.flag != "speculative_method" else None)
+        reading.use(setting, option.flag, value, option.reason)
+        if option.flag == "speculative_model" and method != "draft_model":
+            reading.flags.setdefault("speculative_method", method)
 
 
 def _drafts(reading: Reading) -> str | None:
-    """Return the speculative method of a line: ngram, mtp or draft_model; None: another one, or none."""
+    """Return the speculative method of a line, of ``draft_acceptance_rates``; None: another one, or none.
+
+    Where a line names none, the engines take that of a head by the name of its checkpoint.
+    """
     pending_values = {
         option.rule if option.rule != "speculation" else option.flag: value for option, _, value in reading.pending
     }
     refused = any("not predicted" in (word.reason or "") and _names_method(word.words) for word in reading.words)
     if (
         refused
-        or pending_values.get("draft_tree", "1") != "1"
+        or (_is_tree(reading) and "draft_tokens" not in pending_values)
         or "num_speculative_tokens" not in pending_values | _counted(pending_values)
     ):
         return None
-    method = pending_values.get("speculative_method")
-    if reading.engine == "sglang" and method == "mtp" and "speculative_model" in pending_values:
-        return None  # EAGLE with a head of its own
-    return method or ("draft_model" if "speculative_model" in pending_values else "mtp")
+    method, model = (pending_values.get(name) for name in ("speculative_method", "speculative_model"))
+    if reading.engine == "sglang" and method == "eagle" and not model:
+        return "mtp"
+    heads = [name for name, row in methods().items() if row["proposer"] == "head" and name in str(model).lower()]
+    return method or (max(heads, key=len) if heads else "draft_model" if model else "mtp")
+
+
+def _is_tree(reading: Reading) -> bool:
+    return any(option.rule == "draft_tree" and value != "1" for option, _, value in reading.pending)
 
 
 def _counted(pending_values: dict[str, Any]) -> dict[str, Any]:
@@ -195,10 +210,10 @@ def _names_method(words: str) -> bool:
 
 
 def _draft_tokens(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """SGLang's number of tokens to verify: one more than the draft tokens of a chain."""
+    """SGLang's number of tokens to verify: one more than the draft tokens."""
     if _drafts(reading) is None:
         reading.ignore(setting, "not_modelled", "this source of drafts is not predicted: steps have no draft tokens")
-    elif any(
+    elif not _is_tree(reading) and any(
         pending_option.flag == option.flag and pending_option.rule == "speculation"
         for pending_option, _, _ in reading.pending
     ):
@@ -208,11 +223,15 @@ def _draft_tokens(reading: Reading, option: Option, setting: Setting, value: str
 
 
 def _draft_tree(reading: Reading, option: Option, setting: Setting, value: str) -> None:
-    """SGLang's top-k of drafts: above 1 drafts form a tree, which is not modelled."""
+    """SGLang's top-k of drafts: above 1 drafts form a tree."""
     if value == "1":
         reading.ignore(setting, "none", option.reason)
+    elif _drafts(reading) is None:
+        reading.ignore(
+            setting, "not_modelled", "a tree needs --speculative-num-draft-tokens: steps have no draft tokens"
+        )
     else:
-        reading.ignore(setting, "not_modelled", "trees of drafts are not predicted: steps have no draft tokens")
+        reading.use(setting, "speculative_eagle_topk", value, option.reason)
 
 
 def _whole_number(setting: Setting, text: str) -> int:

@@ -14,6 +14,7 @@ from kernelsight.files.shell_words import split_commands
 from kernelsight.scenario.launch.commands import OPTIONS_FILE, PARALLEL, engine_words, launch_command
 from kernelsight.scenario.launch.shape_table import Row, rows_of
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, prefill_flags
+from kernelsight.scenario.speculation import named_draft
 
 FORMS = ("compose", "kubernetes", "dynamo", "llm-d")
 # a node of a domain of more than NODE_GPUS (GB200 NVL72) is a tray
@@ -62,7 +63,7 @@ def _pool(
     """Return what the files say of one pool of replicas."""
     row = deployment_row(flags)
     engine, sizes = row["engine"], [flags.get(size, 1) for size in PARALLEL[:3]]
-    draft = flags.get("speculative_model") if flags.get("speculative_method") == "draft_model" else None
+    draft = named_draft(flags)
     command, own = launch_command(row, model, draft, asked, explicit=True), engine_words(engine)
     words = next(split_commands(command.line))
     served = words[len(own["program"])]

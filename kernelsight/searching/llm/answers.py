@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +35,9 @@ def read_answer(body: Mapping[str, Any]) -> Answer:
 
     Failures: no_answer (neither), truncated (cut by the limit of tokens), missing_field, invalid_probability.
     """
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    message = choice.get("message")
-    message = message if isinstance(message, dict) else {}
-    fields = _tool_fields(message) or _text_fields(message.get("content"))
+    fields, failure = _fields(body, BINS)
     if fields is None:
-        return Answer(None, None, "truncated" if choice.get("finish_reason") == "length" else "no_answer")
+        return Answer(None, None, failure)
     if any(name not in fields for name in BINS):
         return Answer(None, None, "missing_field")
     values = [fields[name] for name in BINS]
@@ -49,6 +45,25 @@ def read_answer(body: Mapping[str, Any]) -> Answer:
         return Answer(None, None, "invalid_probability")
     raw = float(sum(values))
     return Answer(np.array(values, dtype=float) / raw, raw, None)
+
+
+def read_source(body: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+    """Parse the source text of a chat completion, and changed parameters; return (fields, failure)."""
+    fields, failure = _fields(body, ("source_text",))
+    if fields is not None and (not isinstance(fields.get("source_text"), str) or not fields["source_text"].strip()):
+        return None, "missing_field"
+    return fields, failure
+
+
+def _fields(body: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the fields of a completion's tool call, else of a JSON object in its text; or why there are none."""
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    message = choice.get("message")
+    message = message if isinstance(message, dict) else {}
+    fields = _tool_fields(message) or _text_fields(message.get("content"), names)
+    cut = choice.get("finish_reason") == "length"
+    return fields, None if fields is not None else "truncated" if cut else "no_answer"
 
 
 def _is_probability(value: Any) -> bool:
@@ -67,8 +82,8 @@ def _tool_fields(message: Mapping[str, Any]) -> dict[str, Any] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def _text_fields(text: Any) -> dict[str, Any] | None:
-    """Return the last JSON object in a text that has a field of the answer."""
+def _text_fields(text: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the last JSON object in a text that has one of the fields ``names``."""
     if not isinstance(text, str):
         return None
     fields, start = None, text.find("{")
@@ -78,7 +93,7 @@ def _text_fields(text: Any) -> dict[str, Any] | None:
         value, end = None, start + 1
         with contextlib.suppress(ValueError):
             value, end = next(json_values(text, start))
-        if isinstance(value, dict) and any(name in value for name in BINS):
+        if isinstance(value, dict) and any(name in value for name in names):
             fields = value
         start = text.find("{", end)
     return fields

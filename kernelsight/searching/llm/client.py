@@ -27,7 +27,8 @@ PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 # HTTP statuses of a server that does not support some field, such as tools
 UNKNOWN_FIELD = frozenset({400, 404, 415, 422, 501})
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
-# bytes of an answer that are read
+# address of a model whose answers are in a file: nothing is asked
+RECORDED = "recorded"
 
 
 class Server(NamedTuple):
@@ -51,10 +52,13 @@ class Reply(NamedTuple):
 
 def server_of(url: str, model: str, timeout_s: float, retries: int) -> Server:
     """Return a checked server; InvalidInput for a URL that is not http(s), or no model."""
+    if url == RECORDED and model:
+        return Server(url, model, timeout_s, retries)
     address = urlsplit(url)
     if address.scheme not in ("http", "https") or not address.netloc:
         raise InvalidInput(
-            f"--llm-url is {redacted_text(url)!r}; give an http or https address such as http://127.0.0.1:8000/v1."
+            f"--llm-url is {redacted_text(url)!r}; give an http or https address such as "
+            f"http://127.0.0.1:8000/v1, or {RECORDED} for answers of --llm-cache alone."
         )
     if not model:
         raise InvalidInput("--llm-model is empty; name a model that the server holds.")

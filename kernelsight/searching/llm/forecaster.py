@@ -7,6 +7,7 @@ forecast, and the failures are counted. The source of kernels is never executed 
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,17 @@ from kernelsight.caches.journal import Journal, journal_path, read_journal
 from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
 from kernelsight.files.own import own_json
-from kernelsight.searching.llm.answers import LOG_EDGES, isotonic, log_quantile, log_spread, read_answer, share_below
-from kernelsight.searching.llm.client import UNKNOWN_FIELD, Reply, Server, ask
-from kernelsight.searching.llm.prompt import TOOL, messages, prompt_hash, tool
+from kernelsight.searching.llm.answers import (
+    LOG_EDGES,
+    isotonic,
+    log_quantile,
+    log_spread,
+    read_answer,
+    read_source,
+    share_below,
+)
+from kernelsight.searching.llm.client import RECORDED, UNKNOWN_FIELD, Reply, Server, ask
+from kernelsight.searching.llm.prompt import messages, prompt_hash, tool, writing_tool
 from kernelsight.searching.targets import Forecaster
 
 KIND = "cache of answers"
@@ -155,20 +164,51 @@ def _measured_gpu(scenario: Mapping[str, Any]) -> str:
 
 def nearest(row: Mapping[str, Any], measured: Sequence[Mapping], count: int, excluded: Sequence[str]) -> list[Mapping]:
     """Return up to ``count`` measured candidates with the fewest parameters that differ from a candidate's."""
-    parameters = own_json(row["parameters"])
+    parameters = _parameters(row)
 
     def differences(candidate: Mapping[str, Any]) -> tuple[int, str]:
-        others = own_json(candidate["parameters"])
+        others = _parameters(candidate)
         different = sum(parameters.get(name) != others.get(name) for name in {*parameters, *others})
         return different, candidate["candidate_id"]
 
     return sorted((other for other in measured if other["candidate_id"] not in excluded), key=differences)[:count]
 
 
+def _parameters(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return own_json(row["parameters"]) if isinstance(row["parameters"], str) else row["parameters"]
+
+
+class Form(NamedTuple):
+    """The form of an answer: the tool that the model must call, and what a body is read as, rows of ``llm_answers``."""
+
+    tool: Mapping[str, Any]
+    read: Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def _as_forecast(body: Mapping[str, Any]) -> dict[str, Any]:
+    answer = read_answer(body)
+    mass = None if answer.probabilities is None else answer.probabilities.tolist()
+    return {"probabilities": mass, "raw_probability_sum": answer.raw_sum, "failure": answer.failure}
+
+
+def _as_source(body: Mapping[str, Any]) -> dict[str, Any]:
+    fields, failure = read_source(body)
+    return {"text": None if fields is None else json.dumps(fields), "failure": failure}
+
+
+FORECAST, WRITING = Form(tool(), _as_forecast), Form(writing_tool(), _as_source)
+
+
 def answer_all(
-    settings: Settings, questions: Mapping[str, Sequence], known_answers: dict[tuple[str, int], dict]
+    settings: Settings,
+    questions: Mapping[str, Sequence],
+    known_answers: dict[tuple[str, int], dict],
+    form: Form = FORECAST,
 ) -> None:
-    """Request all answers that are not known yet, concurrently, and add them to ``known_answers``."""
+    """Request all answers that are not known yet, concurrently, and add them to ``known_answers``.
+
+    InvalidInput: the answers are RECORDED, and some are missing.
+    """
     server = settings.server
     missing: dict[tuple[str, int], tuple[str, Sequence]] = {}
     for name, chat in questions.items():
@@ -177,10 +217,15 @@ def answer_all(
             is_transient = (
                 key in known_answers and known_answers[key]["failure"] and known_answers[key]["failure"] not in LASTING
             )
-            if key not in known_answers or (is_transient and settings.again):
+            if key not in known_answers or (is_transient and settings.again and server.url != RECORDED):
                 missing.setdefault(key, (name, chat))
+    if missing and server.url == RECORDED:
+        raise InvalidInput(
+            f"--llm-url {RECORDED}: {len(missing):,} of {len(questions) * settings.samples:,} answers of "
+            f"{server.model} are not in --llm-cache; ask a server for them once, with the same file."
+        )
     with ThreadPoolExecutor(max(1, settings.parallel)) as pool:
-        jobs = {pool.submit(_ask_once, server, chat, key[1]): key for key, (_, chat) in missing.items()}
+        jobs = {pool.submit(_ask_once, server, chat, key[1], form): key for key, (_, chat) in missing.items()}
         try:
             for job in as_completed(jobs):
                 key = jobs[job]
@@ -191,30 +236,29 @@ def answer_all(
             raise
 
 
-def _ask_once(server: Server, chat: Sequence[Mapping[str, str]], sample: int) -> dict[str, Any]:
+def _ask_once(server: Server, chat: Sequence[Mapping[str, str]], sample: int, form: Form) -> dict[str, Any]:
     """Request one answer with a forced tool call, or in plain text where the server does not support tools."""
     request = {"messages": list(chat), "max_tokens": MOST_TOKENS, "seed": sample}
-    forced = {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": TOOL}}}
+    name = form.tool["function"]["name"]
+    forced = {"tools": [form.tool], "tool_choice": {"type": "function", "function": {"name": name}}}
     reply = ask(server, {**request, **forced})
     spent_s = reply.elapsed_s
     if reply.body is None and reply.status in UNKNOWN_FIELD:
         reply = ask(server, request)
         spent_s += reply.elapsed_s
-    return {**_answer_row(reply), "elapsed_s": spent_s}
+    return {**_answer_row(reply, form), "elapsed_s": spent_s}
 
 
-def _answer_row(reply: Reply) -> dict[str, Any]:
+def _answer_row(reply: Reply, form: Form) -> dict[str, Any]:
     body = reply.body or {}
     usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
     tokens = {
         name: usage.get(field) for name, field in (("tokens_in", "prompt_tokens"), ("tokens_out", "completion_tokens"))
     }
     tokens = {name: value if isinstance(value, int) else None for name, value in tokens.items()}
-    if reply.body is None:
-        return {"probabilities": None, "raw_probability_sum": None, "failure": reply.failure, **tokens}
-    answer = read_answer(body)
-    probabilities = None if answer.probabilities is None else answer.probabilities.tolist()
-    return {"probabilities": probabilities, "raw_probability_sum": answer.raw_sum, "failure": answer.failure, **tokens}
+    nothing = dict.fromkeys(("probabilities", "raw_probability_sum", "text"))
+    read = {"failure": reply.failure} if reply.body is None else form.read(body)
+    return {**nothing, **read, **tokens}
 
 
 def answers_to(

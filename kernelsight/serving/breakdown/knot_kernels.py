@@ -13,7 +13,7 @@ from kernelsight.serving.costs.knots import PARTS
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 # kernels in the order of a forward pass; a kernel that is not listed is placed by its family
 ORDER = (
-    *("embedding", "embedding_all_reduce", "draft_input_norm", "draft_input_proj", "residual_norm"),
+    *("embedding", "embedding_all_reduce", "draft_input_norm", "draft_input_proj", "stream_read", "residual_norm"),
     *("quantize_hidden", "quantize_activation", "q_a_proj", "qkv_a_proj", "q_a_norm", "kv_a_norm", "q_b_proj"),
     *("q_proj", "k_proj", "v_proj", "kv_a_proj", "qkv_proj", "in_proj", "causal_conv", "delta_rule", "linear_gate"),
     *("qk_norm", "rope", "indexer_q_proj", "indexer_k_proj", "indexer", "kv_write", "q_absorb", "kv_b_proj"),
@@ -21,10 +21,20 @@ ORDER = (
     *("v_absorb", "attention_gate", "quantize_attention", "o_proj", "out_proj", "attention_all_reduce"),
     *("router", "moe_dispatch", "experts", "moe_combine", "shared_gate_up_proj", "shared_activation"),
     *("shared_down_proj", "gate_up_proj", "up_proj", "ffn_activation", "quantize_ffn", "down_proj", "ffn_all_reduce"),
-    *("final_norm", "lm_head", "logits_all_gather", "sampling", "stage_transfer"),
+    *("stream_write", "final_norm", "lm_head", "logits_all_gather", "sampling", "stage_transfer"),
 )
 FAMILIES = (
-    *("embedding", "norm", "quantize", "gemm", "rope", "kv_write", "batched_gemm", "linear_attention"),
+    *(
+        "embedding",
+        "hyper_connection",
+        "norm",
+        "quantize",
+        "gemm",
+        "rope",
+        "kv_write",
+        "batched_gemm",
+        "linear_attention",
+    ),
     *("sparse_attention", "prefill_attention", "mla_prefill", "decode_attention", "mla_decode", "all_gather"),
     *("activation", "moe", "all_to_all", "reduce_scatter", "all_reduce", "sampling", "p2p"),
 )

@@ -1,11 +1,12 @@
 """Speculative decoding: draft tokens are verified in one step and accepted up to the first rejection.
 
-A draft token is accepted with a constant probability a if the ones before it were (Leviathan et al., arXiv 2211.17192),
-so a step yields (1 - a^(k + 1)) / (1 - a) tokens per sequence on average. Acceptance is a hash of the request's number
-and the token's position, so that it does not depend on anything else in the simulation.
+A draft token is accepted with a probability of its position if the ones before it were; with a constant one, a, a step
+yields (1 - a^(k + 1)) / (1 - a) tokens per sequence on average (Leviathan et al., arXiv 2211.17192). Acceptance is a
+hash of the request's number and the token's position, so that it does not depend on anything else in the simulation.
 
 As in vLLM's ``EagleProposer``, the draft model first runs on all tokens of the step, then on one token per sequence for
-each further draft, and computes logits for each draft. Drafts from n-grams of the prompt cost nothing.
+each further draft, and computes logits for each draft; in a tree, as SGLang has them, on several. A block head (DFlash)
+runs once, on all drafts of all sequences and the token before them. Drafts from n-grams of the prompt cost nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def chance(number: int, token: int) -> float:
 
 
 @inlined
-def accepted_drafts(number: int, known: int, drafts: int, acceptance: float) -> int:
+def accepted_drafts(number: int, known: int, drafts: int, acceptance: np.ndarray) -> int:
     """Return the number of accepted drafts of a request that has ``known`` tokens."""
     accepted = 0
-    while accepted < drafts and chance(number, known + accepted) < acceptance:
+    while accepted < drafts and chance(number, known + accepted) < acceptance[accepted]:
         accepted += 1
     return accepted
 
@@ -63,12 +64,25 @@ def cost_drafts(
     ``tokens``: of the step; ``decodes``: requests that decode in it, with their mean contexts; ``sequences``: these and
     the prompts that finish in it, which all get drafts, with their mean contexts.
     """
-    engine, drafts, values, layout = core.engine, core.limits.drafts, costs.values, costs.layout
+    engine, limits, values, layout = core.engine, core.limits, costs.values, costs.layout
+    drafts = limits.drafts
+    if limits.draft_block:
+        if sequences == 0:
+            return 0.0
+        queries = min(sequences * (1 + drafts), limits.max_num_batched_tokens)
+        sampled = min(sequences * drafts, limits.max_num_batched_tokens)
+        spend(engine, costs, phase, layout.tokens_at + queries, 1.0)
+        spend(engine, costs, phase, layout.sampled_at + sampled, 1.0)
+        gpu_us = values[layout.tokens_at + queries] + values[layout.sampled_at + sampled]
+        return gpu_us + cost_decodes(engine, costs, phase, sequences, all_context, all_windowed, 1)
     gpu_us, _, _ = cost_layers(engine, core.requests, costs, phase, tokens, decodes, context, windowed)
     if sequences == 0:
         return gpu_us
-    passes = drafts - 1
-    spend(engine, costs, phase, layout.tokens_at + sequences, float(passes))
-    spend(engine, costs, phase, layout.sampled_at + sequences, float(drafts))
-    gpu_us += passes * values[layout.tokens_at + sequences] + drafts * values[layout.sampled_at + sequences]
+    passes = min(limits.draft_depth, drafts) - 1
+    proposed = min(sequences * limits.draft_branches, limits.max_num_batched_tokens)
+    spend(engine, costs, phase, layout.tokens_at + proposed, float(passes))
+    spend(engine, costs, phase, layout.sampled_at + proposed, float(passes))
+    spend(engine, costs, phase, layout.sampled_at + sequences, 1.0)
+    gpu_us += passes * (values[layout.tokens_at + proposed] + values[layout.sampled_at + proposed])
+    gpu_us += values[layout.sampled_at + sequences]
     return gpu_us + cost_decodes(engine, costs, phase, sequences, all_context, all_windowed, passes)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
+from kernelsight.scenario.speculation import MOST_DRAFTS, accepted_by_position
 from kernelsight.serving.engine.records import CAPACITY_POLICIES, MAX_UTILIZATION, MOST_TIERS, record
 
 POLICY = "policy"  # marks fields whose default is the plain scheduler: rules for other values run only where one is set
@@ -79,8 +80,13 @@ class Limits(NamedTuple):
     batch_wait_us: Annotated[float, column("batch_wait_timeout_ms", 1e3)] = 0.0
     # draft tokens per sequence and step; 0: no speculative decoding
     drafts: Annotated[int, column("num_speculative_tokens")] = 0
-    # probability that a draft token is accepted, if those before it were
-    acceptance: Annotated[float, column("draft_acceptance_rate")] = 0.0
+    # probability by position that a draft token is accepted, if those before it were; one number: at every position
+    acceptance: Annotated[tuple[float, ...] | float, accepted_by_position] = 0.0
+    # passes that propose, and the most drafts that are accepted; tokens of a sequence that a later pass goes on from
+    draft_depth: Annotated[int, lambda row: row["speculative_num_steps"] or row["num_speculative_tokens"]] = MOST_DRAFTS
+    draft_branches: Annotated[int, lambda row: row["speculative_eagle_topk"] or 1] = 1
+    # all drafts come from one pass of a block head
+    draft_block: Annotated[bool, column("drafts_in_block")] = False
     # ranks that step together compute prompts in the same steps (TensorRT-LLM: attention DP balance)
     balance: Annotated[bool, lambda row: row["lock_step"] and row["attention_dp_balance"], POLICY] = False
     # steps after which ranks with prompts no longer wait for a rank without
@@ -107,7 +113,7 @@ def _notes(name: str) -> tuple[Any, ...]:
 
 _SOURCES = {name: next(filter(callable, _notes(name)), column(name)) for name in Limits._fields}
 _POLICIES = {name: Limits._field_defaults[name] for name in Limits._fields if POLICY in _notes(name)}
-_STORED = {int: np.int64, float: np.float64, bool: np.bool_}
+_STORED = {int: np.int64, float: np.float64, bool: np.bool_, tuple[float, ...] | float: (np.float64, (MOST_DRAFTS,))}
 
 # the record that the loop reads: limits, and values that follow from load, pipeline stages and KV tiers
 LIMITS = record(

@@ -98,7 +98,7 @@ def take_accepted(core: Core, r: int) -> None:
     request = requests[r]
     drafts = tokens_in_step(request, limits) - 1
     tokens = request.context_offset + engine.clock
-    accepted = accepted_drafts(r, tokens, drafts, limits.acceptance)
+    accepted = accepted_drafts(r, tokens, min(drafts, limits.draft_depth), limits.acceptance)
     engine.draft_tokens += drafts
     engine.accepted_tokens += accepted
     engine.context_offset_sum += accepted
@@ -125,7 +125,11 @@ def give_token(core: Core, group: np.void, histogram: np.ndarray, k: int) -> Non
         return
     if drafts > 0:
         # recomputed since and in flight again: it continues after the one token of that batch
-        accepted = 0 if request.all_in_flight else accepted_drafts(r, known, drafts, limits.acceptance)
+        accepted = (
+            0
+            if request.all_in_flight
+            else accepted_drafts(r, known, min(drafts, limits.draft_depth), limits.acceptance)
+        )
         engine.draft_tokens += drafts
         engine.accepted_tokens += accepted
         request.known = min(known + accepted, request.target - 1)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernelsight.scenario.speculation import MOST_DRAFTS
 from kernelsight.serving.costs.knots import Reach
 from kernelsight.serving.engine.host import host_times
 from kernelsight.serving.engine.limits import Limits
@@ -80,7 +81,8 @@ def station_of(pool: Pool, lengths: Lengths, reach: Reach) -> Station:
     draft = None
     if pool.draft:
         draft = MeanStepCosts(surface_within(pool.draft.costs.surface, reach), pool.draft.window_tokens)
-    tokens_a_step = sum(limits.acceptance**number for number in range(limits.drafts + 1))
+    accepted = np.cumprod(np.broadcast_to(limits.acceptance, MOST_DRAFTS)[: min(limits.drafts, limits.draft_depth)])
+    tokens_a_step = 1.0 + float(accepted.sum())
     steps = lengths.decodes / tokens_a_step
     fitting = requests_in_cache(limits, lengths)
     # a pipeline has a batch in flight for each stage, and each holds its share of the requests
@@ -282,8 +284,13 @@ class FullEngine(NamedTuple):
         return np.stack([total_us, np.minimum(stage_us, busy_us) * busy, total_us * (streams & ~busy)])
 
     def _drafts_us(self, tokens: np.ndarray, decoding: float, sequences: np.ndarray) -> np.ndarray:
-        """Return the GPU time of the draft model in us: a pass over all tokens, then one a further draft."""
-        draft, passes = self.draft, self.limits.drafts - 1
+        """Return the GPU time of the draft model in us, as ``cost_drafts`` does."""
+        draft, limits, drafts = self.draft, self.limits, self.limits.drafts
+        if limits.draft_block:
+            queries, sampled = (np.minimum(sequences * n, self.budget) for n in (1 + drafts, drafts))
+            block_us = draft.layers_us(queries) + draft.decode_us(sequences, self.lengths.context)
+            return (block_us + draft.logits_us(sampled)) * (sequences > 0)
         first = draft.layers_us(tokens) + draft.decode_us(np.array([decoding]), self.lengths.context)
-        again = draft.layers_us(sequences) + draft.decode_us(sequences, self.lengths.context)
-        return first + passes * again + self.limits.drafts * draft.logits_us(sequences)
+        proposed = np.minimum(sequences * limits.draft_branches, self.budget)
+        again = draft.layers_us(proposed) + draft.decode_us(sequences, self.lengths.context) + draft.logits_us(proposed)
+        return first + draft.logits_us(sequences) + (min(limits.draft_depth, drafts) - 1) * again

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from kernelsight.caches.memory_cache import LruCache, memoised
 from kernelsight.scenario.scenario_rows import deployments_of, with_drafts
+from kernelsight.scenario.speculation import moved_rate
 from kernelsight.serving.costs.knots import Reach, within_reach
 from kernelsight.serving.engine.host import Z_90
 from kernelsight.serving.runs.capacity import capacities, reach_of
@@ -65,8 +66,11 @@ def statistics_at_ends(
     statistics = statistics_table(first.middle.counted)
     tables_of_ends = [_at_end(statistics, "middle")]
 
-    def simulate_at(rows: list[dict[str, Any]], end: str, moves: Moves, hosts: dict[str, dict[str, Any]]) -> None:
+    def simulate_at(
+        rows: list[dict[str, Any]], end: str, moves: Moves, hosts: dict[str, dict[str, Any]], sign: float = 0.0
+    ) -> None:
         moved = inputs._replace(scenarios=rows, costs=moved_costs(inputs, rows, tables, end, moves), hosts=hosts)
+        moved = moved._replace(deployments={key: _accepting(row, sign) for key, row in inputs.deployments.items()})
         tables_of_ends.append(_at_end(statistics_table(summarise(moved, serve_replicas, threads).counted), end))
 
     direction = _directions(inputs, by_deployment(step_costs), first.middle.totals())
@@ -76,7 +80,7 @@ def statistics_at_ends(
         for end, (column, sign) in ENDS.items():
             moves = partial(_towards, column=column, share=math.cos(angle))
             hosts = {key: _host(row, sign * math.sin(angle)) for key, row in inputs.hosts.items()}
-            simulate_at(rows, end, (number, moves), hosts)
+            simulate_at(rows, end, (number, moves), hosts, sign)
     near = _near_capacity(inputs, statistics)
     if near:
         hosts = {key: _times(row, SLOWER) for key, row in inputs.hosts.items()}
@@ -170,6 +174,13 @@ def scaled(costs: pa.Table, factor: np.ndarray) -> pa.Table:
 def _host(overhead: Mapping[str, Any], share: float) -> dict[str, Any]:
     """Return the constants of the host moved by a share of the way to an end of their interval."""
     return _times(overhead, math.exp(share * Z_90 * overhead["step_log_sd"]))
+
+
+def _accepting(settings: dict[str, Any], sign: float) -> dict[str, Any]:
+    """Return a deployment's settings with an assumed acceptance of drafts moved to an end: fewer where it is slow."""
+    if not (sign and settings["draft_acceptance_assumed"]):
+        return settings
+    return settings | {"draft_acceptance_rate": moved_rate(settings["draft_acceptance_rate"], -sign)}
 
 
 def _times(overhead: Mapping[str, Any], factor: float) -> dict[str, Any]:

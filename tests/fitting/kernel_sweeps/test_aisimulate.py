@@ -55,10 +55,11 @@ def test_what_is_new_is_counted_and_named(tmp_path, import_from) -> None:
         tmp_path,
         ("h100_sxm/gemm/vllm/0.31.0/gemm_perf", new),
         ("h100_sxm/gemm/vllm/dev-1/gemm_perf", [GEMM | {"sample_count": 20}]),
-        ("h100_sxm/dsv41/vllm/dev-1/dsv41_module_perf", [GEMM, GEMM]),
+        ("h100_sxm/dsv41/vllm/dev-1/dsv41_module_perf", [GEMM]),
+        ("h100_sxm/dsv99/vllm/dev-1/dsv99_module_perf", [GEMM, GEMM]),
     )
     found = import_from("aisimulate", path)
-    assert found.reasons == {"python_call": 1, "unknown_table_dsv41_module_perf": 2}
+    assert found.reasons == {"python_call": 1, "module_not_one_kernel": 1, "unknown_table_dsv99_module_perf": 2}
     assert "not known, and were not read: tile\n" in found.notes
 
 

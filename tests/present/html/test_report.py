@@ -54,8 +54,8 @@ def test_a_report_has_its_figures_and_the_sql_behind_them(run_page: Path, saved:
     assert len(specs_of(run_page)) == CHARTS
     with connect(saved, read_only=True) as opened:
         for figure in figures_of("run").values():
-            assert figure.sql.strip() in text
             rows = opened.query(figure.sql)
+            assert (figure.sql.strip() in text) == (rows.num_rows > 0)
             assert (rows.num_rows > 0) == ("KV tiers" not in figure.title), figure.title
         (summary,) = opened.table("scenario_summary").to_pylist()
     assert f"{summary['ttft_p99_ms']:.4g}" in text

@@ -120,7 +120,7 @@ def test_a_search_on_the_gpu_itself_has_no_truth_and_says_so(tmp_path: Path) -> 
     assert main(["report", str(path), "-o", str(tmp_path / "s.html")]) == 0
     text = html.unescape((tmp_path / "s.html").read_text(encoding="utf-8"))
     assert len(specs_of(tmp_path / "s.html")) == CHARTS - 2
-    assert text.count("No rows.") == 2
+    assert "No rows." not in text
     assert "above the fastest that the file holds" not in text
 
 

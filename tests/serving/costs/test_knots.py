@@ -293,7 +293,6 @@ def test_only_deployments_with_windows_have_window_knots() -> None:
 def test_decodes_of_steps_with_prompts_have_knots_where_the_kernel_treats_them_as_prompts(
     all_served: dict[str, Served],
 ) -> None:
-    """FlashAttention 2 fills a block of 64 rows for each head of a decode, there only."""
     assert {model for model, served in all_served.items() if served.surface.mixed_us.size} == {"qwen3-14b"}
     costs = all_served["qwen3-14b"].costs
     assert 2.0 < part_us(costs, "mixed", 64, 4000.0) / part_us(costs, "decode", 64, 4000.0) < 4.0

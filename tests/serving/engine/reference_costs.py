@@ -67,20 +67,24 @@ class Costs:
             paid["prefill", 0, 0] -= len(work.chunks) - 1
         return paid
 
-    def draft_knots(self, work: Work, drafts: int) -> Counter[tuple]:
+    def draft_knots(self, work: Work, limits: Any) -> Counter[tuple]:
         """The same of a model that proposes tokens: it sees those of the step, then one of each sequence in turn.
 
-        Sequences are those that decode and those whose prompts end; each draft has its logits.
+        Sequences are those that decode and those whose prompts end; each draft has its logits. A block head sees all
+        drafts of these sequences and the token before them at once, within the budget of a step.
         """
+        drafts, contexts = limits.drafts, [*work.contexts, *work.ended]
+        if limits.draft_block:
+            queries, sampled = (min(len(contexts) * n, limits.max_num_batched_tokens) for n in (1 + drafts, drafts))
+            return self.knots(Work([], contexts, sampled, queries - len(contexts))) if contexts else Counter()
         paid = self.knots(Work(work.chunks, work.contexts, 0, work.proposed))
         paid["sampled", 0, 0] -= 1.0
-        contexts = [*work.contexts, *work.ended]
         if contexts:
-            later = self.knots(Work([], contexts, len(contexts)))
-            later["sampled", len(contexts), 0] = 0.0
+            proposed = min(len(contexts) * limits.draft_branches, limits.max_num_batched_tokens)
+            later = self.knots(Work([], contexts, proposed, proposed - len(contexts)))
             for knot, weight in later.items():
-                paid[knot] += weight * (drafts - 1)
-            paid["sampled", len(contexts), 0] += drafts
+                paid[knot] += weight * (min(drafts, limits.draft_depth) - 1)
+            paid["sampled", len(contexts), 0] += 1
         return paid
 
     def _add(self, paid: Counter[tuple], part: str, x: float, y: float) -> None:
@@ -102,13 +106,13 @@ class Costs:
         """GPU time of a step, microseconds."""
         return sum(weight * self.price(*knot) for knot, weight in self.knots(work).items())
 
-    def draft_time(self, work: Work, drafts: int) -> float:
+    def draft_time(self, work: Work, limits: Any) -> float:
         """GPU time of the model that proposes tokens, in a step, microseconds."""
-        return sum(weight * self.price(*knot) for knot, weight in self.draft_knots(work, drafts).items())
+        return sum(weight * self.price(*knot) for knot, weight in self.draft_knots(work, limits).items())
 
-    def uses(self, run: Run, drafts: int = 0) -> dict[str, Counter[tuple]]:
-        """Weights of all knots that the steps of a run paid for, by phase; ``drafts``: of a model that proposes."""
+    def uses(self, run: Run, proposing: Any = None) -> dict[str, Counter[tuple]]:
+        """Weights of all knots that the steps of a run paid for, by phase; ``proposing``: limits, of what proposes."""
         paid: dict[str, Counter[tuple]] = {phase: Counter() for phase in PHASES}
         for step in run.steps:
-            paid[step.work.phase].update(self.draft_knots(step.work, drafts) if drafts else self.knots(step.work))
+            paid[step.work.phase].update(self.draft_knots(step.work, proposing) if proposing else self.knots(step.work))
         return paid

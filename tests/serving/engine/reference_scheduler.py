@@ -53,13 +53,14 @@ MOST_STEPS = 100_000
 BITS = 2**64
 
 
-def accepted_of(number: int, known: int, drafts: int, acceptance: float) -> int:
+def accepted_of(number: int, known: int, drafts: int, acceptance: float | tuple[float, ...]) -> int:
     """Return how many proposed tokens are accepted: SplitMix64 of the request's and the token's number decides."""
     for place in range(drafts):
         mixed = (number * 0xD1342543DE82EF95 + (known + place) * 0x9E3779B97F4A7C15) % BITS
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % BITS
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % BITS
-        if ((mixed ^ (mixed >> 31)) >> 11) / 2**53 >= acceptance:
+        rate = acceptance[place] if isinstance(acceptance, tuple) else acceptance
+        if ((mixed ^ (mixed >> 31)) >> 11) / 2**53 >= rate:
             return place
     return drafts
 
@@ -529,7 +530,7 @@ class Scheduler:
         for request, known, drafts in sampled:
             if request.known_tokens != known:
                 continue
-            accepted = accepted_of(request.number, known, drafts, self.limits.acceptance)
+            accepted = accepted_of(request.number, known, min(drafts, self.limits.draft_depth), self.limits.acceptance)
             if request.cached_tokens == known:
                 accepted = 0  # computed again since, and in flight once more: one token follows from that
             self.proposed += drafts

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelsight.scenario.speculation import MOST_DRAFTS
 from kernelsight.serving.compilation.compiled import entry
 from kernelsight.serving.engine import drafts, inputs, packed_costs, records, replica
 from kernelsight.serving.engine.served import Served, Uses
@@ -17,7 +18,7 @@ from tests.serving.engine.near import near
 from tests.serving.engine.reference_costs import PARTS, PHASES, Costs, priced_tokens
 from tests.serving.engine.reference_pipeline import Parts, Pipeline
 from tests.serving.engine.reference_scenario import Prefills, serve_scenario
-from tests.serving.engine.reference_scheduler import Request, Run, Work, accepted_of
+from tests.serving.engine.reference_scheduler import Request, Run, Work
 from tests.serving.engine.test_pipeline import check_requests, check_steps, pipelines, spans, with_parts
 from tests.serving.engine.worlds import (
     World,
@@ -55,7 +56,7 @@ class Speculative(NamedTuple):
         """GPU time of the drafts of a step."""
         if self.draft is None:
             return 0.0
-        return Costs(self.draft, self.window_tokens).draft_time(work, self.world.limits.drafts)
+        return Costs(self.draft, self.window_tokens).draft_time(work, self.world.limits)
 
     def gpu_us(self, work: Work) -> float:
         """GPU time of a step, drafts included."""
@@ -143,12 +144,23 @@ def test_the_model_that_proposes_passes_once_for_each_draft() -> None:
 
 
 def test_acceptance_is_the_share_that_it_says() -> None:
-    counts = np.array([accepted_drafts(number, known, 3, 0.6) for number in range(200) for known in range(50)])
+    always = np.full(MOST_DRAFTS, 0.6)
+    counts = np.array([accepted_drafts(number, known, 3, always) for number in range(200) for known in range(50)])
     # 0.6 + 0.36 + 0.216 of three, within four standard errors
     assert counts.mean() == pytest.approx(1.176, abs=4 * counts.std() / 100)
-    assert [accepted_drafts(n, k, 4, 0.7) for n, k in ((0, 1), (5, 9), (77, 1000))] == [
-        accepted_of(n, k, 4, 0.7) for n, k in ((0, 1), (5, 9), (77, 1000))
-    ]
+    by_position = np.array([0.9, 0.5, 0.25, 1.0])
+    counts = np.array([accepted_drafts(number, known, 4, by_position) for number in range(200) for known in range(50)])
+    shares = [(counts > position).mean() for position in range(4)]
+    assert shares == pytest.approx([0.9, 0.45, 0.1125, 0.1125], abs=0.02)
+
+
+def test_a_block_head_passes_once_for_all_drafts() -> None:
+    # 10 us a pass, whatever it holds; a chunk that does not end its prompt proposes nothing
+    served = run_drafts(stated([(0, 4, 3)], draft_us=10.0, drafts=3, acceptance=0.0, draft_block=True))
+    assert [end - start for start, end, *_ in spans(served)] == [110, 110, 110]
+    told = {"draft_us": 10.0, "drafts": 3, "acceptance": 0.0, "max_num_batched_tokens": 4, "draft_block": True}
+    served = run_drafts(stated([(0, 6, 1)], **told))
+    assert [end - start for start, end, *_ in spans(served)] == [100, 110]
 
 
 # ---------------------------------------------------------------- random worlds
@@ -166,12 +178,16 @@ def with_drafts(draw: st.DrawFn, world: World, layers: tuple[int, ...], whole: b
     """Draw drafts for a world; its step costs reach as far as there are tokens to sample."""
     dice = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     limits = world.limits._replace(
-        drafts=draw(st.integers(1, 4)), acceptance=draw(st.sampled_from([0.0, 0.3, 0.8, 1.0]))
+        drafts=draw(st.integers(1, 4)),
+        acceptance=draw(st.sampled_from([0.0, 0.3, 0.8, 1.0, (0.9, 0.5, 0.7, *[0.2] * (MOST_DRAFTS - 3))])),
+        draft_block=draw(st.booleans()),
+        draft_depth=draw(st.integers(1, 5)),
+        draft_branches=draw(st.integers(1, 3)),
     )
     surface = draw_surface(dice, limits, whole, constant=whole)
     sampled_us = np.cumsum(dice.integers(0, 4, limits.max_num_batched_tokens + 1)).astype(float)
     world = world._replace(limits=limits, surface=world.surface._replace(sampled_us=sampled_us))
-    draft = draw(st.sampled_from([None, surface._replace(token_us=surface.token_us / 8)]))
+    draft = draw(st.sampled_from([None, surface._replace(token_us=surface.token_us / 8, sampled_us=sampled_us / 2)]))
     return Speculative(world, layers, draft, draw(st.sampled_from([0, 5, 30])))
 
 
@@ -185,7 +201,7 @@ def test_drafts_agree_with_reference(drawn: Speculative) -> None:
     check_uses(Costs(drawn.world.surface, drawn.world.limits.window_tokens).uses(run), served.uses)
     if drawn.draft is not None:
         own = Costs(drawn.draft, drawn.window_tokens)
-        check_uses(own.uses(run, drawn.world.limits.drafts), served.draft_uses)
+        check_uses(own.uses(run, drawn.world.limits), served.draft_uses)
     all_blocks_come_back(drawn)
     totals = served.totals
     assert totals.steps == len(run.steps)

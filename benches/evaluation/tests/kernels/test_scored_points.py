@@ -12,7 +12,8 @@ import pytest
 from kernelsight.evaluation.kernels.evaluate import evaluate
 from kernelsight.evaluation.kernels.predict import PointBudget
 from kernelsight.fitting.splits import Split
-from kernelsight.laboratory.kernels.scored_points import fitted, rows_after_points, scored_after
+from kernelsight.kernels.few_shot import call_inputs
+from kernelsight.laboratory.kernels.scored_points import fitted, planned_of_family, rows_after_points, scored_after
 from tests.fitting.measured import gemm, write
 
 TRAIN = ("a100_sxm", "l40s", "h100_sxm")
@@ -85,6 +86,16 @@ def test_latencies_of_the_target_change_no_plan_and_reach_other_points_by_those_
 
 def test_random_points_are_as_many(fits: dict[float, dict]) -> None:
     assert scored_after(PointBudget(5, "random"), fits[0.0], ["gb200"], RESTS)[1]["points"] == 5
+
+
+def test_one_call_of_a_family_is_served_and_of_its_heaviest_kernel_in_every_group() -> None:
+    words = {"engine": "vllm", "dtype": "bf16", "implementation": np.array(["a", "b", "b", "c", "c"], dtype=object)}
+    inputs = call_inputs(words, np.arange(5.0)[:, None], np.zeros((5, 1)))
+    weight = np.array([2.0, 1.5, 0.0, 3.0, 4.0])
+    assert planned_of_family(inputs, weight)[0] in (3, 4)
+    groups = np.array([2, 2, 2, 4, 4])
+    first, second = planned_of_family(inputs, weight, groups)
+    assert first == 0 and second in (3, 4)
 
 
 def test_the_report_has_the_points(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from scipy.special import stdtrit
 
 from kernelsight.laboratory.searches import scores
+from kernelsight.searching.experience import bins_of, ranked_scores
 from kernelsight.searching.forecasts import BIN_EDGES, TAILS, Z90, bin_probabilities, quantiles
 from kernelsight.searching.search_tables import regrets
 
@@ -42,7 +43,7 @@ def test_bins_hold_their_speed_ups():
     edges = np.array(BIN_EDGES)
     inside = np.sqrt(np.concatenate([[edges[0] / 2], edges]) * np.concatenate([edges, [edges[-1] * 2]]))
     logs = np.log(3.0) - np.log(inside)
-    assert scores.bins_of(logs, np.log(3.0)).tolist() == list(range(8))
+    assert bins_of(logs, np.log(3.0)).tolist() == list(range(8))
     stated = bin_probabilities(logs, np.full(8, 1e-6), np.log(3.0))
     assert stated.argmax(1).tolist() == list(range(8))
     assert stated.sum(1) == pytest.approx(np.ones(8))
@@ -53,7 +54,7 @@ def test_honest_forecasts_are_calibrated_and_narrow_ones_are_not():
     mean = draws.normal(0.0, 0.7, 40_000)
     tails = draws.standard_t(TAILS, len(mean)) * Z90 / stdtrit(TAILS, 0.95)
     truth = mean + 0.3 * tails
-    hits = scores.bins_of(truth, 0.0)
+    hits = bins_of(truth, 0.0)
     errors = {}
     for stated in (0.3, 0.1):
         sd = np.full(len(mean), stated)
@@ -66,8 +67,9 @@ def test_scores_of_certain_forecasts():
     certain = np.eye(8)[[0, 7]]
     assert scores.half_brier(certain, np.array([0, 7])) == 0.0
     assert scores.half_brier(certain, np.array([1, 7])) == 0.5
-    assert scores.ranked_score(certain, np.array([7, 7])) == pytest.approx(0.5)  # off by all seven steps, and by none
-    assert scores.ranked_score(certain, np.array([1, 7])) == pytest.approx(0.5 / 7)
+    # off by all seven steps, and by none
+    assert ranked_scores(certain, np.array([7, 7])).mean() == pytest.approx(0.5)
+    assert ranked_scores(certain, np.array([1, 7])).mean() == pytest.approx(0.5 / 7)
 
 
 def test_sure_forecasts_are_trusted_first():

@@ -1,0 +1,64 @@
+"""Pages of verbs: no empty cards, and how to repeat them, as a command and as Python that gives the same."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelsight.cli.main import main
+
+DEPLOYED = ["--model", "qwen3-0.6b", "--gpu", "l4"]
+LOAD = ["--max-concurrency", "2", "--num-prompts", "6", "--input-len", "64", "--output-len", "8"]
+
+
+def test_a_page_is_there_though_nobody_reads_the_answer(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    log = tmp_path / "log.csv"
+    rows = [f"{number},64,8,{20 + number % 3},{80 + number % 5}" for number in range(40)]
+    log.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms", *rows]))
+    words = ["compare", "--log", str(log), "--baseline", str(log), "-o", "page.html"]
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "kernelsight", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as asked:
+        asked.stdout.close()
+        assert asked.wait(300) == 0
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Latencies before and after" in text and "40 requests compared: log.csv" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "figure"),
+    [
+        (["simulate", *DEPLOYED, *LOAD], lambda answer: answer.summary["ttft_ms"]["mean"]),
+        (["predict", *DEPLOYED, "--context-len", "64", "--batch-size", "2"], lambda answer: answer.total_us),
+    ],
+)
+def test_a_page_says_how_to_repeat_it(
+    words: list[str], figure: object, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vl_convert")
+    page = tmp_path / "page.html"
+    command = [*words, "--format", "json", "-o", str(page)]
+    monkeypatch.setattr("sys.argv", ["kernelsight", *command])
+    assert main(command) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["kernelsight_version"].count(".") == 2
+    text = page.read_text(encoding="utf-8")
+    assert "No rows" not in text
+    told = html.unescape(re.search(r"How to repeat it</h2>\s*<pre>(.*?)</pre>", text, re.S)[1])
+    repeated, _, code = told.partition("\n\n")
+    assert repeated.startswith(f"kernelsight {words[0]} --model qwen3-0.6b")
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert figure(names["answer"]) == pytest.approx(
+        answer["ttft_ms"]["mean"] if words[0] == "simulate" else answer["total_us"]
+    )

@@ -1,0 +1,38 @@
+"""Charts of runs and grids for notebooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kernelsight as ks
+from kernelsight.errors import UnknownName
+from kernelsight.present.html.page import plain
+
+LOAD = {"model": "qwen3-0.6b", "num_prompts": 8, "input_len": 64, "output_len": 8}
+
+
+def rows_of(chart: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a chart, which altair keeps in a place of their own."""
+    (rows,) = chart["datasets"].values()
+    return rows
+
+
+def test_charts_hold_the_rows_of_runs_and_grids() -> None:
+    pytest.importorskip("altair")
+    with ks.connect() as session:
+        run = session.simulate(gpu="l4", max_concurrency=2, **LOAD)
+        waiting = run.plot("Batch and queue").to_dict()
+        assert waiting["title"] == "Batch and queue"
+        assert {row["measure"] for row in rows_of(waiting)} == {"running", "waiting"}
+        grid = session.what_if({"gpu": ["l4", "h100_sxm"], "max_concurrency": [1, 4]} | LOAD)
+        chart = grid.plot(x="max_concurrency", y="ttft_p99_ms", color="gpu").to_dict()
+        found = {(row["gpu"], row["max_concurrency"]): row["ttft_p99_ms"] for row in rows_of(chart)}
+        wanted = grid.summary.to_pylist()
+        assert found == {(row["gpu"], row["max_concurrency"]): plain(row)["ttft_p99_ms"] for row in wanted}
+        assert chart["encoding"]["color"] == {"field": "gpu", "type": "nominal"}
+        with pytest.raises(UnknownName, match="unknown column 'ttft_p98_ms'. Did you mean ttft_p99_ms"):
+            grid.plot(y="ttft_p98_ms")
+        with pytest.raises(UnknownName, match="unknown figure 'Queue'"):
+            run.plot("Queue")
