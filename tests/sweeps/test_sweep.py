@@ -29,6 +29,11 @@ ORDER = {
 GRID = rows_of(tp=[1, 2, 3], max_concurrency=[1, 4, 30], data_parallel_size=[1, 2])
 
 
+def unnumbered(table: pa.Table) -> bytes:
+    """Return the bytes of a sweep without the numbers of its rows in a grid, which another order changes."""
+    return table_bytes(table.drop_columns("grid_row"))
+
+
 @pytest.fixture(scope="module")
 def result(session: Session) -> pa.Table:
     return sweep(session, GRID)
@@ -67,11 +72,11 @@ def test_every_table_of_a_scenario_is_there_without_the_others(session: Session,
 @pytest.mark.whole
 def test_partitions_and_order_change_nothing(session: Session, result: pa.Table):
     shuffled = random.Random(3).sample(GRID, len(GRID))
-    assert table_bytes(sweep(session, shuffled, partition_requests=200)) == table_bytes(result)
+    assert unnumbered(sweep(session, shuffled, partition_requests=200)) == unnumbered(result)
     few = [row for row in shuffled if row["tp"] == 2 and row["data_parallel_size"] == 2]
     found = sweep(session, few, partition_requests=1)
     among = result.filter(pc.is_in(result["scenario_id"], found["scenario_id"]))
-    assert found.num_rows == 3 and table_bytes(found) == table_bytes(among.select(found.column_names))
+    assert found.num_rows == 3 and unnumbered(found) == unnumbered(among.select(found.column_names))
 
 
 @pytest.mark.usefixtures("kept_trials")
@@ -83,7 +88,7 @@ def test_processes_say_the_same_of_the_sessions_own_gpus_too(tmp_path: Path):
         session.extend("gpus", session.query("select * replace ('mine' as gpu) from gpus where gpu = 'l4'"))
         here = sweep(session, grid, intervals=True)
         there = sweep(session, random.Random(3).sample(grid, len(grid)), intervals=True, **elsewhere)
-    assert table_bytes(here) == table_bytes(there)
+    assert unnumbered(here) == unnumbered(there)
     means = {(row["gpu"], row["max_concurrency"]): row["ttft_mean_ms"] for row in here.to_pylist() if row["completed"]}
     assert len(means) == 4 and all(means["mine", count] == means["l4", count] for count in (2, 4))
 
