@@ -31,7 +31,7 @@ select
   deployment_id,
   step_shape_id,
   layer_kind || '.' || call as call,
-  'prefill_attention' as name,
+  call as name,
   gpu,
   engine,
   count,
