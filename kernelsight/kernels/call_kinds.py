@@ -23,7 +23,6 @@ from kernelsight.kernels.few_shot import moved_constants
 from kernelsight.kernels.floors import floor_at, with_floors, with_known_floor
 from kernelsight.kernels.gpu_distance import GpuDistances
 from kernelsight.kernels.intervals import (
-    ALL,
     HARNESS,
     KNOTS_US,
     UNMEASURED_HALF,
@@ -344,7 +343,10 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
         # errors of a sweep on its own GPU say nothing about a hypothetical GPU
         is_measured = kind["answer_tier"] == "target-measured"
         own_curves = interval_curves(family, coefficients, kind["gpu"], None, None) if is_measured else {}
-        fit_curves = interval_curves(family, coefficients, None, kind["vendor"], kind["without"])
+        of_fit = interval_curves(family, coefficients, None, kind["vendor"], kind["without"])
+        # what a harness adds is no interval: a family may have it without a fit
+        of_harness = {group: half for group, half in of_fit.items() if group.endswith(f"|{HARNESS}")}
+        fit_curves = {group: half for group, half in of_fit.items() if group not in of_harness}
         if kind["answer_tier"] == "roofline":
             half_widths[number] = 0.0
         elif kind["answer_tier"] == "unmeasured-vendor":
@@ -355,8 +357,8 @@ def interval_half_widths(family: str, kinds: Sequence[Mapping[str, Any]], coeffi
             half_widths[number] = np.maximum(half, unmeasured)
             if kind["kernel_swept"]:
                 half_widths[number, 0] = half
-            if kind.get("harness") == HARNESS and kind["kernel"] in own_curves and group_of_harness(ALL) in fit_curves:
-                added = half_widths_for(fit_curves, [group_of_harness(kind["dtype"])])[0]
+            if kind.get("harness") == HARNESS and kind["kernel"] in own_curves and of_harness:
+                added = half_widths_for(of_harness, [group_of_harness(kind["dtype"])])[0]
                 half_widths[number] = np.hypot(half_widths[number], added)
         elif fit_curves and not is_measured:
             group = kind["interval_group"] if kind["point_count"] is None else points_group(kind["point_count"])

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+from kernelsight.kernels.call_kinds import interval_half_widths
+from kernelsight.kernels.engine_versions import UNVERSIONED
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.intervals import KNOTS_US, MOST_HALF, NEAR_OCTAVES, growth, spread
+from kernelsight.session import connect
 
 
 def test_factors_are_bounded_smooth_and_widen_by_octave():
@@ -20,3 +24,13 @@ def test_factors_are_bounded_smooth_and_widen_by_octave():
 def test_each_row_reads_its_own_curve():
     table = np.array([[0.1] * len(KNOTS_US), [0.7] * len(KNOTS_US)])
     assert np.log(spread(np, np.array([30.0, 30.0]), table)) == pytest.approx([0.1, 0.7])
+
+
+@pytest.mark.parametrize("family", ["norm", "activation", "rope", "kv_write", "embedding", "sampling"])
+def test_kernels_without_a_fit_keep_the_spread_of_their_family(family: str) -> None:
+    # what another harness adds to a family stands in the pack beside no fit of it, and is no interval
+    kind = {"answer_tier": "a-priori", "gpu": "h100_sxm", "vendor": None, "without": None, "point_count": None}
+    kind |= {"interval_group": "bf16|unseen", "version": UNVERSIONED, "log_floor": None, "octaves": 0.0}
+    with connect() as session:
+        halves = interval_half_widths(family, [kind], session.table("eta_coefficients"))
+    assert halves == pytest.approx(np.log(FAMILIES[family].latency_model.spread))
