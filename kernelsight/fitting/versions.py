@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import predict_family
 from kernelsight.fitting.measured import correct, has_correction
 from kernelsight.fitting.splits import shape_columns
@@ -72,7 +73,21 @@ def version_rows(
     rows, generation = residuals(sweeps, family, gpus, pack, tables), family_facts(family, *tables[:2]).generation
     if rows.is_empty():
         return []
-    return rows_of_medians(family, medians(rows), links_of(family, rows, generation), generation)
+    found = rows_of_medians(family, medians(rows), links_of(family, rows, generation), generation)
+    return [*found, *alike_rows(found)]
+
+
+def alike_rows(rows: Sequence[Mapping]) -> list[dict]:
+    """Return the rows of versions that no sweep has, likened to a swept one (``kernel_versions_alike``)."""
+    place = ("engine", "implementation", "engine_version")
+    return [
+        dict(row)
+        | {"engine_version": fact["version"], "source": fact["source"]}
+        | {"log_sd": round(float(np.hypot(row.get("log_sd") or 0.0, fact["log_sd"])), 4)}
+        for fact in facts("kernel_versions_alike").to_pylist()
+        for row in rows
+        if tuple(row.get(name) for name in place) == (fact["engine"], fact["implementation"], fact["like_version"])
+    ]
 
 
 def residuals(

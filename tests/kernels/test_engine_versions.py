@@ -14,9 +14,9 @@ import kernelsight as ks
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.kernel_choices import choice_rows
 from kernelsight.fitting.splits import shape_columns
-from kernelsight.fitting.versions import effects_of, links_of, medians, rows_of_medians
+from kernelsight.fitting.versions import alike_rows, effects_of, links_of, medians, rows_of_medians
 from kernelsight.kernels.engine_versions import KNOTS_US, version_at, version_factor
-from kernelsight.kernels.kernel_constants import family_facts
+from kernelsight.kernels.kernel_constants import family_facts, rows_of_part
 from kernelsight.kernels.kernel_selection import choose
 from kernelsight.kernels.pack import pack_table
 from tests.fitting.measured import gemm, write
@@ -176,3 +176,23 @@ def test_evidence_says_which_version_was_measured() -> None:
     newest = ks.predict(model="llama-3.1-8b", gpu="h100_sxm", context_len=1024)
     older = ks.predict(model="llama-3.1-8b", gpu="h100_sxm", engine_version="0.24", context_len=1024)
     assert newest.total_us == measured.total_us != older.total_us
+
+
+def test_versions_that_a_source_likens_to_a_swept_one_take_its_time() -> None:
+    # gpt-oss's experts under vLLM: triton_kernels 3.6.0 came with 0.17 and was slower; 0.19.1 and 0.24.0 were swept
+    kernel = {"engine": "vllm", "implementation": "triton_kernels_moe", "dtype": "w4a16_mxfp4"}
+    with ks.connect() as session:
+        pack = session.table("eta_coefficients")
+    logs = {
+        version: version_at(pack, "moe", kernel, "h200_sxm", version).logs
+        for version in ("0.11.1", "0.16.0", "0.17.0", "0.18.0", "0.19.1", "0.24.0")
+    }
+    assert (logs["0.11.1"] == logs["0.16.0"]).all() and (logs["0.16.0"] == logs["0.24.0"]).all()
+    assert (logs["0.17.0"] == logs["0.18.0"]).all() and (logs["0.18.0"] == logs["0.19.1"]).all()
+    assert (logs["0.17.0"] > logs["0.16.0"] + 0.5).all()
+    assert not version_at(pack, "moe", kernel, "h200_sxm", "0.11.1").measured
+    rows = rows_of_part(pack, "moe", "version").to_pylist()
+    likened = [row for row in rows if "triton_kernels 3.6.0" in row["source"]]
+    assert {row["engine_version"] for row in likened} == {"0.10.0"} and all(row["log_sd"] for row in likened)
+    swept = [row for row in rows if row["engine_version"] == "0.24.0" and row["implementation"] == "triton_kernels_moe"]
+    assert {row["gpu"] for row in alike_rows(swept)} == {row["gpu"] for row in likened}
