@@ -12,7 +12,7 @@ from kernelsight.cli.options import (
     open_session,
 )
 from kernelsight.errors import InvalidInput
-from kernelsight.present.output import PAGE_ENDINGS, as_json, check_ending, csv_of, note, write_table
+from kernelsight.present.output import PAGE_ENDINGS, as_json, check_ending, csv_of, note, print_page, write_table
 from kernelsight.present.pages.sweep import sweep_page
 from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML, show
@@ -88,9 +88,8 @@ def _into_parts(session: Session, parts: Parts, base: Mapping[str, Any], questio
     if arguments.format == "json":
         print(as_json(counts | {"parts": str(parts)}))
     else:
-        print(
-            f"{swept.rows:,} scenarios, {swept.served:,} served, {counts['faults']:,} cannot run; they are in {parts}"
-        )
+        sentence = f"{swept.rows:,} scenarios, {swept.served:,} served, {counts['faults']:,} cannot run"
+        print_page([f"{sentence}; they are in {parts}"])
 
 
 def _refuse_another_sweep(

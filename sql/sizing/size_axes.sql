@@ -1,16 +1,16 @@
 -- Values of each flag that a question searches: of GPU, TP, and flags in which its deployments differ
-with deployments as (
+with searched as (
   select question_id, 0 as part, place, gpu, tensor_parallel_size, flags from size_bounds
   union all
   select question_id, 1, place, gpu, tensor_parallel_size, flags from unsized_deployments
 ),
 keyed as (
-  select *, unnest(json_keys(flags)) as flag from deployments
+  select *, unnest(json_keys(flags)) as flag from searched
 ),
 stated as (
   select question_id, part, place, unnest(['gpu', 'tensor_parallel_size']) as flag,
     unnest([gpu, tensor_parallel_size::varchar]) as value
-  from deployments
+  from searched
   union all
   select question_id, part, place, flag, flags ->> flag from keyed
 ),
@@ -19,9 +19,9 @@ named as (
 ),
 valued as (
   select named.question_id, named.flag, named.first, coalesce(stated.value, 'default') as value,
-    min((deployments.part, deployments.place)) as first_value
+    min((searched.part, searched.place)) as first_value
   from named
-  join deployments using (question_id)
+  join searched using (question_id)
   left join stated using (question_id, part, place, flag)
   group by all
 )

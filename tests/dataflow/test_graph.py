@@ -9,6 +9,7 @@ from textwrap import dedent
 
 import pytest
 
+from kernelsight.catalog.tables import fact_names
 from kernelsight.dataflow.graph import Graph
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.python_nodes import decorated, sources_with_nodes
@@ -69,7 +70,8 @@ def test_the_projects_nodes_take_tables_and_make_each_derived_table_once() -> No
     made = [name for node in nodes.values() for name in node.names]
     named = {name for node in nodes.values() for name in (*node.names, *node.inputs, *node.fetches)}
     assert len(made) == len(set(made)) and named <= set(graph.contracts)
-    derived = {name for name, contract in graph.contracts.items() if contract.kind != "given"}
+    given = {*fact_names(), *(name for name, contract in graph.contracts.items() if contract.kind == "given")}
+    derived = graph.contracts.keys() - given
     assert derived == {*made, "catalogue_tables", "catalogue_columns"}, "the session gives the catalogue of tables"
     assert len(graph.needed(made)[0]) == len(nodes), "an order exists: no circles"
     assert [label for label, node in nodes.items() if not node.doc] == []

@@ -29,7 +29,15 @@ ALWAYS = ("search", "speed_serving", "energy", "rates")
 # looked at in the final check alone, measured by hand, by clocks, or over sockets alone; figures of the paper, each of
 # which one command measures anew
 PAPER = {f"paper_{figure}" for figure in ("3", "7", "8", "9", "10", "11", "12", "tables")}
-WITHOUT = {"kernels_final", "kernels_versions", "peer_audit", "speed_peers", "server_aiperf", "server_many"} | PAPER
+WITHOUT = {
+    "kernels_final",
+    "kernels_versions",
+    "peer_audit",
+    "speed_peers",
+    "server_aiperf",
+    "server_many",
+    "sizes_round_trip",
+} | PAPER
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -76,5 +75,7 @@ def test_predict_and_simulate_say_it_and_plan_begins_there(tmp_path: Path) -> No
     words = ["calibrate", "plan", "--gpu", "l4", "--engines", "trtllm", "--models", "qwen3-8b", "--minutes", "0.3"]
     assert main([*words, "-o", str(target)]) == 0
     families = [point.family for point in read_suite(str(target)).points if point.family != "launch"]
-    assert families[0] == "decode_attention" and "gemm" in families
-    assert json.loads(target.read_text())["entries"][1]["family"] == "decode_attention"
+    # one call of each family, and of the rest more of the one that does not carry over
+    called = {family for family in families if family not in ("all_reduce", "all_gather")}
+    assert {"gemm", "decode_attention", "prefill_attention", "norm", "rope"} <= called
+    assert families.count("decode_attention") > families.count("prefill_attention") > 0

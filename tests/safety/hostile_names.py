@@ -23,7 +23,7 @@ TAGS = {
     *("html", "head", "meta", "link", "title", "style", "body", "main", "script", "h1", "h2", "p", "div", "section"),
     *("span", "b", "table", "thead", "tbody", "tr", "th", "td", "button", "details", "summary", "pre"),
 }
-ATTRIBUTES = {"lang", "charset", "http-equiv", "content", "name", "rel", "class", "id", "type", "data-v"}
+ATTRIBUTES = {"lang", "charset", "http-equiv", "content", "name", "rel", "class", "id", "type", "data-v", "tabindex"}
 
 
 class Page(NamedTuple):

@@ -45,7 +45,8 @@ def test_tokens_of_users_and_of_conversations_are_those_of_their_turns(session: 
     assert users["cost_per_million_tokens"] == pytest.approx(1e6 * users["price_per_hour"] / per_hour, rel=0.02)
     found = size(session, rate=per_s / 3, **load, **prices)
     assert f"{per_s / 3:.4g} conversations/s take " in found.answer and "requests/s take" not in found.answer
-    assert found.chosen["cost_per_million_tokens"] == pytest.approx(users["cost_per_million_tokens"], rel=0.3)
+    # whole instances, and in a closed loop slower kernels leave fewer users than conversations
+    assert found.chosen["cost_per_million_tokens"] == pytest.approx(users["cost_per_million_tokens"], rel=0.5)
     # the bound counts conversations too
     (bound,) = found.table("size_bounds").to_pylist()
     assert found.chosen["rate"] <= bound["most_load"] < 3.0 * found.chosen["rate"]
