@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput, name_shown
-from kernelsight.files.bounded_files import check_file
+from kernelsight.files.bounded_files import open_file
 from kernelsight.files.bounded_values import parse_json, read_json
 from kernelsight.files.budget import ROWS
 from kernelsight.files.parquet_files import read_parquet
@@ -184,7 +184,10 @@ def _read_csv(path: Path, refuse: Refuse) -> pa.Table:
     import pyarrow as pa
     import pyarrow.csv
 
-    check_file(path, refuse, ROWS)
+    with open_file(path, refuse, ROWS) as file:
+        columns = file.readline(1 << 20).count(b",") + 1
+    if columns > MOST_AXES:
+        raise refuse(f"has {columns:,} columns, more than the {MOST_AXES:,} of any table of scenarios")
     options = pa.csv.ConvertOptions(
         strings_can_be_null=True,
         null_values=["", "null", "NULL"],
