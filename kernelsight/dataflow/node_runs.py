@@ -23,7 +23,7 @@ from kernelsight.dataflow.table_store import TableStore
 from kernelsight.dataflow.violations import check_reference
 from kernelsight.errors import MissingTable, RunFailed
 
-# the result of a query over computed tables of at most so many bytes is cached by their contents
+# largest computed tables, in bytes, over whose contents the result of a query is cached
 LARGEST_ASKED_BYTES = 1 << 16
 # the column that names deployments, by a hash of all their settings: no query computes with it
 LABEL = "deployment_id"
