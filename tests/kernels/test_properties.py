@@ -138,9 +138,9 @@ GROWING = [
     ("decode_attention", "context"), ("decode_attention", "batch"), ("mla_decode", "context"),
     ("mla_decode", "batch"), ("prefill_attention", "cached_tokens"), ("prefill_attention", "new_tokens"),
     ("prefill_attention", "batch"), ("mla_prefill", "cached_tokens"), ("encoder_attention", "new_tokens"),
-    ("sparse_attention", "keys"), ("linear_attention", "tokens"), ("linear_attention", "sequences"), ("moe", "tokens"),
-    ("gemm", "n"), ("gemm", "k"), *((family, "rows") for family in STREAMING),
-    *((family, "elements") for family in LINKED),
+    ("sparse_attention", "keys"), ("sparse_attention", "queries"), ("linear_attention", "tokens"),
+    ("linear_attention", "sequences"), ("moe", "tokens"), ("gemm", "n"), ("gemm", "k"),
+    *((family, "rows") for family in STREAMING), *((family, "elements") for family in LINKED),
 ]  # fmt: skip
 SIZES = np.unique(np.floor(1.13 ** np.arange(110)))
 

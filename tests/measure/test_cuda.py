@@ -236,17 +236,3 @@ def test_the_command_that_a_missing_gpu_names_exists(monkeypatch: pytest.MonkeyP
     words = str(refusal.value).split("`")[1].split()
     assert words[:3] == ["python", "-m", "kernelsight"]
     assert parser().parse_args(words[3:]).part == "measure"
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ([], "calibrate measure needs -o FILE"),
-        (["-o", "sweep.csv"], "use one of .parquet"),
-        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0.0; give a finite number above 0"),
-        (["-o", "sweep.parquet", "--suite", "fast"], "unknown suite 'fast'"),
-    ],
-)
-def test_words_that_are_refused(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", "measure", *words]) == 2
-    assert sentence in capsys.readouterr().err

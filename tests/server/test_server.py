@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +29,6 @@ OPTIONS = {
     **{"speed": 50.0, "seed": 0, "output_len": 12, "range_ratio": 0.5, "served_model_name": ["tiny"]},
     **{"tokenizer": None, "max_waiting_requests": 6},
 }
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[ks.Session]:
-    with ks.connect() as own:
-        yield own
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,8 @@ import pytest
 
 from kernelsight.kernels.knot_costs import RELIEF
 from kernelsight.serving.runs import resource_gains
-from kernelsight.session import connect
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 120, "input_len": 256, "output_len": 64}
-
-
-@pytest.fixture(scope="module")
-def session():
-    with connect() as opened:
-        yield opened
 
 
 def gains(session, column="throughput_gain", **flags):

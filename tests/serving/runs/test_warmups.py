@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 12, "input_len": 200, "output_len": 9}
 DEPLOYMENTS: list[dict[str, Any]] = [
@@ -18,12 +17,6 @@ DEPLOYMENTS: list[dict[str, Any]] = [
     {"async_scheduling": False},
     {"engine": "sglang"},
 ]
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as opened:
-        yield opened
 
 
 def test_gaps_are_those_of_measured_requests(session: Session) -> None:
