@@ -66,6 +66,8 @@ def _run(words: list[str]) -> int:
     _open_streams()
     try:
         words = _with_help(words)
+        if words[:1] == ["sweep"]:
+            words = importlib.import_module("kernelsight.cli.grid_words").with_grid(words)
         arguments, unknown_words = parser(words).parse_known_args(words)
         log = logging.getLogger("kernelsight")
         log.handlers = [_Notes()]
