@@ -81,7 +81,9 @@ GROWN = {"vllm_0_15_1 itl_mean", "vllm_0_15_1 e2e_mean"}
 def test_no_error_of_the_scoreboard_has_grown_by_two_points(samples: ModuleType, scored: str) -> None:
     sample = samples.read(scored)["sample"]
     was, now = sample["of_run"], sample["now"] or sample["of_run"]
-    assert {figure: (was[figure], now[figure]) for figure in was.keys() - GROWN if now[figure] > was[figure] + 0.02} == {}
+    assert {
+        figure: (was[figure], now[figure]) for figure in was.keys() - GROWN if now[figure] > was[figure] + 0.02
+    } == {}
 
 
 def test_a_difference_is_seen(samples: ModuleType) -> None:
