@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from kernelsight.catalog.tables import facts
-from kernelsight.kernels.die_order import REPEAT_NOISE, in_order
+from kernelsight.kernels.die_order import REPEAT_NOISE, comparisons, in_order
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import at_least_matrix
 from kernelsight.kernels.intervals import DRIFT_HALF
@@ -107,6 +109,22 @@ def test_no_kernel_is_slower_on_the_better_sibling(family: str) -> None:
             differs = swept[:, at] & swept[:, to]
             most = np.where(differs, np.maximum(most, raw[:, to] * np.exp(-DRIFT_HALF)), most)
             assert (found[:, to] <= most * ROUNDING)[ordered].all(), (lesser, better)
+
+
+def test_comparisons_on_disk_are_those_of_the_same_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls, _ = calls_of("gemm", ["h100_sxm", "h200_sxm"])
+    gpus = FACTS["gpus"]
+    wider = pa.array([gpu == "h100_sxm" for gpu in GPUS])  # than its sibling: it is no lesser one then
+    name = "memory_bandwidth_bytes_per_s"
+    other = gpus.set_column(gpus.column_names.index(name), name, pc.if_else(wider, 1e13, gpus[name]))
+    found = []
+    for folder, rows in (("", gpus), (str(tmp_path), gpus), (str(tmp_path), other), (str(tmp_path), gpus), ("", other)):
+        monkeypatch.setenv("KERNELSIGHT_CACHE", folder)
+        rows = rows.slice(0)  # another object: nothing is in memory
+        tables = PricingTables(settings(), *({**FACTS, "gpus": rows}[name] for name in NAMES))
+        found.append(repr(comparisons("gemm", _of_own_fits("gemm", calls, tables).kinds, tables)))
+    assert found[0] == found[1] == found[3] != found[2] == found[4]
+    assert "Comparison" in found[0] and any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def experts(gpu: str, tier: str = "auto", **tables: pa.Table) -> dict[str, object]:

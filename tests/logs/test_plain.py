@@ -51,6 +51,14 @@ def test_names_and_units_of_the_user(tmp_path):
     assert (first["ttft_ms"], first["e2e_ms"], first["ttft_clock"]) == (40.0, 140.0, "server_arrival")
 
 
+def test_fields_of_inner_objects_are_columns_by_their_path(tmp_path):
+    objects = [{"at": at, "usage": {"in": 100, "d": {"out": 11}}, "took": 140} for at in (0, 1)]
+    columns = {"arrival_s": "at", "prompt_tokens": "usage.in", "output_tokens": "usage.d.out", "e2e_ms": "took"}
+    for path in (save(tmp_path / "a.jsonl", lines(objects)), save(tmp_path / "a.json", objects)):
+        first, second = rows(read_logs(path, columns=columns))
+        assert (second["arrival_s"], first["prompt_tokens"], first["output_tokens"]) == (1.0, 100, 11)
+
+
 def test_lists(tmp_path):
     entry = {"arrival_s": 1, "prompt_tokens": 600, "output_tokens": 3, "ttft_ms": 9.0, "hash_ids": [7, 8]}
     entry |= {"hash_block_tokens": 512, "chunk_gaps_ms": [5.0, 6.0], "e2e_ms": 20.0}
