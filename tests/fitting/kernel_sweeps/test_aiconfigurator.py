@@ -199,6 +199,23 @@ def test_a_sweep_of_a_throttled_gpu_is_kept_but_its_lasting_products_are_not_fit
     assert len(reasons) == 6
 
 
+def test_experts_that_take_as_long_however_they_are_spread_are_kept_but_not_fitted(put, import_from) -> None:
+    """0.19 took as long with 16 of 128 experts on each GPU as with all of them; 0.24 takes a fifth."""
+    sizes = [MOE | {"moe_tp_size": 1, "num_tokens": tokens} for tokens in (1024, 4096)]
+    for version, eighth_ms in (("0.19.0", 0.99), ("0.24.0", 0.2)):
+        rows = [row | {"moe_ep_size": 1, "latency": 1.0} for row in sizes]
+        rows += [row | {"moe_ep_size": 8, "latency": eighth_ms} for row in sizes]
+        folder = put("h100_sxm/moe/vllm", "moe_perf", *rows, version=version)
+    found = import_from("aiconfigurator", folder)
+    reasons = {(row["engine_version"], row["shape"]["moe_ep"], row["not_fitted"]) for row in found.points}
+    assert reasons == {
+        ("0.19.0", 1, None),
+        ("0.19.0", 8, "experts_not_spread"),
+        ("0.24.0", 1, None),
+        ("0.24.0", 8, None),
+    }
+
+
 def test_a_sweep_over_a_link_half_as_fast_is_kept_but_not_fitted(put, import_from) -> None:
     row = {"op_name": "all_reduce", "allreduce_dtype": "bfloat16", "num_gpus": 2, "kernel_source": "vLLM_custom_graph"}
     for version, ms in (("0.24.0", 0.95), ("0.23.0", 1.0), ("0.19.0", 2.4)):
