@@ -75,14 +75,14 @@ def axes(folder: Path, most: int) -> Iterator[tuple[str, tuple[int, ...], Callab
     # the same requests, shared among more engines
     yield (
         "data-parallel ranks",
-        TWOS[1:],
+        RANKS,
         lambda session, size: what_if(
             session, [{**EXPERTS, "data_parallel_size": size, "request_rate": 40.0, "num_prompts": 16_000}]
         ),
     )
     yield (
         "replicas",
-        TWOS,
+        REPLICAS,
         lambda session, size: what_if(
             session, [{**LOAD, "replicas": size, "request_rate": 20.0, "num_prompts": 16_000}]
         ),
