@@ -141,7 +141,7 @@ EXPERTS = {
 
 
 def test_experts_of_an_h200_are_no_slower_than_of_an_h100() -> None:
-    """The sweep of the H200 holds an older and slower vLLM as well: by its own fit, 12 % slower."""
+    """The sweep of the H200 holds an older and slower vLLM as well: by its own fit, 8 % slower."""
     lesser, better = experts("h100_sxm"), experts("h200_sxm")
     assert (lesser["tier"], lesser["evidence"]) == ("target-measured", "sweep of h100_sxm: triton_kernels_moe")
     assert better["latency_us"] == lesser["latency_us"]
@@ -150,7 +150,7 @@ def test_experts_of_an_h200_are_no_slower_than_of_an_h100() -> None:
     assert better["evidence"] == said
     # the answer of its own sweep stays inside the interval
     own = price_of_own_fit("h200_sxm")
-    assert own > 1.1 * lesser["latency_us"] and better["latency_p05_us"] < own < better["latency_p95_us"]
+    assert own > 1.05 * lesser["latency_us"] and better["latency_p05_us"] < own < better["latency_p95_us"]
 
 
 def price_of_own_fit(gpu: str) -> float:
@@ -196,12 +196,3 @@ def test_what_was_measured_better_decides(
 ) -> None:
     found = in_order(np.array(raw)[:, None], np.array(rank)[:, None], BOTH, np.array([1.5, 1.5]))
     assert found[:, 0].tolist() == pytest.approx(expected)
-
-
-def test_answers_between_measured_siblings_keep_the_order_of_all() -> None:
-    """Of any ranks: who is better is never slower, unless both were measured."""
-    random = np.random.default_rng(5)
-    order = np.triu(np.ones((4, 4), bool))
-    raw, rank = np.exp(random.normal(size=(4, 2000))), random.integers(0, 3, (4, 2000))
-    found = in_order(raw, rank, order, np.full(4, 1e9))
-    assert (np.diff(found, axis=0) <= 1e-12).all()
