@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kernelsight.errors import InvalidInput
 from kernelsight.session import Session
 from kernelsight.sweeps.assumed_sentences import assumed_of
 from kernelsight.sweeps.runs import Run
@@ -87,11 +86,6 @@ def test_warmups_are_in_no_count(command, simulated):
     printed = command(*SIMULATE, *PAIRS, "--num-warmups", 4, "--format", "json").json
     assert printed["requests"] == printed["completed"] == 6 and printed["status"] == {"finished": 6}
     assert printed["duration_s"] == warm["duration_s"] and printed["ttft_ms"]["p99"] == warm["ttft_p99_ms"]
-
-
-def test_no_warmup_is_the_same_scenario_as_none_stated(session):
-    with pytest.raises(InvalidInput, match="rows 1 and 2 of the grid are the same scenario"):
-        simulate_all(session, {"none": (*SIMULATE, *PAIRS), "0": (*SIMULATE, *PAIRS, "--num-warmups", 0)})
 
 
 def test_turns_after_one_that_is_turned_away_are_listed(command):

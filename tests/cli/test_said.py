@@ -21,11 +21,6 @@ def test_quiet_prints_results_alone_and_verbose_every_table(command):
     assert "scenario_summary: " in verbose.err
 
 
-def test_an_error_is_said_all_the_same(command):
-    failed = command(*RUN[:3], "--gpu", "l5", "-q", *RUN[5:])
-    assert failed.status == 2 and "unknown GPU 'l5'" in failed.err
-
-
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json", "duckdb"])
 def test_a_finished_sweep_has_nothing_to_resume(command, tmp_path, ending):
     grid, target = tmp_path / "grid.json", tmp_path / f"out.{ending}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import math
 
 import duckdb
@@ -79,10 +77,6 @@ def test_steps_that_no_saved_run_holds_are_said(command, tmp_path, monkeypatch, 
     assert "--keep steps has no effect here" in answer.err and "-o FILE.duckdb" in answer.err
 
 
-def test_steps_of_a_saved_run_need_no_sentence(saved_steps):
-    assert "--keep" not in saved_steps[1].err
-
-
 def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
     counts = {"completed": 11, "requests": 12, "steps": 41, "preemptions": 3, "draft_tokens": 40}
     rates = {"duration_s": 1.5, "request_throughput": 7.25, "output_throughput": 31.5, "total_throughput": 95.5}
@@ -122,11 +116,6 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
         "energy per output token (J)": "0.5 (90 % interval 0.25 to 0.75)",
         "energy per request (J)": "8 (90 % interval 4 to 12)",
     }
-
-
-def test_csv_is_the_summary_row(command):
-    [row] = csv.DictReader(io.StringIO(command(*SIMULATE, *OPEN, "--format", "csv").out))
-    assert (row["status"], row["requests"], row["completed"]) == ("served", "6", "6")
 
 
 def test_a_load_that_no_memory_holds(refusal):

@@ -80,13 +80,6 @@ def test_values_that_explain_steps_less_well_misfit_more() -> None:
     assert found.pull(found.at + wrong)[at("decode_gemm")] < 0.0 < found.pull(found.at - wrong)[at("decode_gemm")]
 
 
-def test_steps_that_wait_for_launches_say_little_of_kernels() -> None:
-    seen, predicted = made()
-    slow = predicted._replace(hidden=np.full(seen.log_us.size, 1e6))
-    found = likelihood(seen._replace(log_us=np.full(seen.log_us.size, np.log(1e6))), slow, PRIOR)
-    assert not found.precision[at("decode_gemm")].any() and found.precision[at("host"), at("host")] < 1.0
-
-
 def test_a_context_that_is_not_stated_leaves_decode_attention_open() -> None:
     seen, predicted = made()
     known, unknown = (

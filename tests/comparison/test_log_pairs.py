@@ -55,14 +55,6 @@ def answer(session: Session, after: pa.Table, before: pa.Table | None = None) ->
     return session.compare(requests=after, baseline=served() if before is None else before).summary
 
 
-def test_two_runs_of_one_server_agree(session: Session) -> None:
-    found = answer(session, served(seed=2))
-    assert found["cause"]["kind"] == "none" and found["causes"] == []
-    assert not any(row["certain"] for row in found["changes"])
-    assert found["verdict"].endswith("no change beyond chance.")
-    assert found["requests"] == found["baseline"]["requests"] == N
-
-
 QUEUED = {"rate": 15.0, "longer": 2.5}
 SEATS = {"rate": 12.0}
 

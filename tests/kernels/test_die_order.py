@@ -196,12 +196,3 @@ def test_what_was_measured_better_decides(
 ) -> None:
     found = in_order(np.array(raw)[:, None], np.array(rank)[:, None], BOTH, np.array([1.5, 1.5]))
     assert found[:, 0].tolist() == pytest.approx(expected)
-
-
-def test_answers_between_measured_siblings_keep_the_order_of_all() -> None:
-    """Of any ranks: who is better is never slower, unless both were measured."""
-    random = np.random.default_rng(5)
-    order = np.triu(np.ones((4, 4), bool))
-    raw, rank = np.exp(random.normal(size=(4, 2000))), random.integers(0, 3, (4, 2000))
-    found = in_order(raw, rank, order, np.full(4, 1e9))
-    assert (np.diff(found, axis=0) <= 1e-12).all()

@@ -211,12 +211,6 @@ def test_a_gpu_without_a_fit_has_the_mean_factors_of_its_siblings() -> None:
     assert at(ampere, "fa3", "a100_pcie")["floor_us"] == pytest.approx(4.0 * 0.9)
 
 
-def test_without_the_gpu_s_own_sweep_nothing_fitted_to_it_counts() -> None:
-    found = at(FITTED, "fa3", measured=False)
-    assert found["tensor_factor"] == pytest.approx(2.0 * 1.5 * 1.2)
-    assert found["floor_us"] == pytest.approx(4.0)
-
-
 def test_a_fit_that_left_a_generation_out_is_read_alone() -> None:
     left_out = [
         constant("tensor_factor", 3.0, without="hopper"),

@@ -76,12 +76,6 @@ def test_an_unsound_row_is_counted_by_reason(put, import_from, change, reason) -
     assert line["read"] == line["kept"] + line["rejected"] == 2
 
 
-@pytest.mark.parametrize("latency", [0.135, 0.140])
-def test_a_row_on_the_edge_of_the_peak_is_kept(put, import_from, latency) -> None:
-    rows = [GEMM | {"m": 4096, "latency": latency}]
-    assert import_from("aiconfigurator", put("h100_sxm/gemm/vllm", "gemm_perf", *rows)).reasons == {}
-
-
 def test_decode_rows_count_the_cache_before_the_call(put, import_from) -> None:
     root = put("h100_sxm/attention/trtllm", "generation_attention_perf", DECODE)
     (point,) = import_from("aiconfigurator", root).points
@@ -309,16 +303,6 @@ def test_an_unlisted_kernel_keeps_its_own_name(put, import_from) -> None:
     )
     assert found.points[0]["implementation"] == "new_kernel"
     assert "kernels not in the table kernel_sources, imported by their own name: vllm gemm New.Kernel" in found.notes
-
-
-def test_equal_input_gives_equal_bytes(put, import_from, tmp_path) -> None:
-    rows = [GEMM | {"n": n, "latency": 0.02 + n / 1e7} for n in (4096, 1024, 2048, 1024)]
-    root = put("h100_sxm/gemm/vllm", "gemm_perf", *rows)
-    import_from("aiconfigurator", root)
-    once = (tmp_path / "points.parquet").read_bytes()
-    root = put("h100_sxm/gemm/vllm", "gemm_perf", *reversed(rows))
-    import_from("aiconfigurator", root)
-    assert (tmp_path / "points.parquet").read_bytes() == once
 
 
 def test_only_what_was_asked_for_is_read(put, import_from) -> None:

@@ -26,19 +26,6 @@ def test_a_load_that_the_engine_keeps_up_with_is_limited_by_its_arrivals(session
 
 
 @pytest.mark.parametrize(
-    "load", [{"request_rate": 1.0}, {"num_turns": 3, "think_time_s": 5.0, "num_prompts": 30}], ids=["a rate", "users"]
-)
-@pytest.mark.whole
-def test_a_cap_that_does_not_bind_leaves_the_limit_to_the_arrivals(session, load):
-    run, found = gains(session, max_concurrency=100 if "request_rate" in load else 4, **load)
-    assert max(found, key=found.get) == run.summary["limit"] == "arrivals"
-    assert run.summary["verdict"].startswith("not saturated: the engine keeps up with the load")
-    # where the cap binds, sooner requests gain nothing
-    _, capped = gains(session, request_rate=1000.0, max_concurrency=1)
-    assert max(capped, key=capped.get) != "arrivals"
-
-
-@pytest.mark.parametrize(
     ("short", "resource"),
     [({"max_num_seqs": 5}, "seats"), ({"kv_cache_tokens": 1700}, "KV cache")],
 )

@@ -29,12 +29,3 @@ def test_gaps_are_those_of_measured_requests(session: Session) -> None:
     for row in found.summary.to_pylist():
         # all outputs are as long, so that the mean over gaps is the mean over requests
         assert row["itl_mean_ms"] == pytest.approx(row["tpot_mean_ms"], rel=1e-6), row
-
-
-def test_a_sweep_and_one_scenario_agree(session: Session) -> None:
-    rows = [FLAGS | {"max_concurrency": 3, "num_warmups": warm} for warm in (0, 5)]
-    summary = session.what_if(rows).summary.to_pylist()
-    for row, flags in zip(sorted(summary, key=lambda row: row["num_warmups"]), rows, strict=True):
-        alone = session.simulate(**flags).summary["itl_ms"]
-        assert [row[f"itl_{name}_ms"] for name in alone] == list(alone.values())
-        assert row["itl_mean_ms"] == pytest.approx(row["tpot_mean_ms"], rel=1e-6)
