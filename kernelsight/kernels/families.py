@@ -57,7 +57,7 @@ _REGISTRY = (
     ),
     Family(
         "batched_gemm",
-        "absorbed MLA projections",
+        "absorbed MLA projections, products of adapters (LoRA)",
         LatencyModel(gemm.batched_gemm, ("batch", "m", "n", "k"), unchanged, gemm.BATCHED_COEFFICIENTS, 1.6),
         gemm.BATCHED_FEATURES,
         gemm.BATCHED_COLUMNS,

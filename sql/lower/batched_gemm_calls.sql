@@ -20,13 +20,14 @@ adapters as (
 ),
 products as (
   select deployment_id, step_shape_id, phase, layer_kind, 'q_absorb' as name, gpu, engine, count, heads, m, kv_lora_rank as n,
-    qk_nope_head_dim as k, dtype
+    qk_nope_head_dim as k, dtype, null::varchar as implementation
   from latent join rows_of_step using (deployment_id) where phase = 'decode' or attention = 'sparse'
   union all
-  select deployment_id, step_shape_id, phase, layer_kind, 'v_absorb', gpu, engine, count, heads, m, v_head_dim, kv_lora_rank, dtype
+  select deployment_id, step_shape_id, phase, layer_kind, 'v_absorb', gpu, engine, count, heads, m, v_head_dim, kv_lora_rank, dtype, null
   from latent join rows_of_step using (deployment_id) where phase = 'decode' or attention = 'sparse'
   union all
-  select deployment_id, step_shape_id, 'tokens', layer_kind, weights.name, gpu, engine, count, adapters, ceil(tokens / adapters)::bigint, n, k, dtype
+  select deployment_id, step_shape_id, 'tokens', layer_kind, weights.name, gpu, engine, count, adapters, ceil(tokens / adapters)::bigint, n, k, dtype,
+    'adapter_products'
   from layer_weights as weights join adapters using (deployment_id) where weights.family = 'batched_gemm'
 )
 select
@@ -44,5 +45,6 @@ select
   dtype as format,
   dtype as math,
   batched_gemm_flops(heads, m, n, k) as flops,
-  batched_gemm_bytes(heads, m, n, k, 16) as bytes
+  batched_gemm_bytes(heads, m, n, k, 16) as bytes,
+  implementation
 from products
