@@ -36,6 +36,8 @@ FAR = 2.0
 LENIENT = 1.15
 # share of the upper bound below which no rate is searched
 HOPELESS = 1e-3
+# factor by which latencies at less than half a rate are lower where any lower rate may still help
+SETTLED = 1.005
 MOST_CONFIRMED = 8
 MOST_RUNS = 4
 # length factor of the run that confirms a rate
@@ -211,9 +213,12 @@ class RateSearch:
                     return holds, broken
                 rate = min(self._moved(rate, factor), HIGHEST_RATE)
             else:
-                broken = tried
+                before, broken = broken, tried
                 hopeless = 1.0 if self._closed else self.capacity.most * HOPELESS
-                if holds or rate <= hopeless or tried.lost:
+                # at less than half the rate latencies are the same: they are those of requests alone
+                slowed = before and before.rate > 2.0 * rate and before.verdict.level < SETTLED * tried.verdict.level
+                alone = slowed and 1.0 < tried.verdict.level <= FAR
+                if holds or rate <= hopeless or tried.lost or alone:
                     return holds, broken
                 rate = self._moved(rate, 1.0 / factor)
             factor **= 1.5
