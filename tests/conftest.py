@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernelsight.session import Session, connect
 from tests.known_queries import KnownQueries, asked_anew
 from tests.special_files import interrupted
 
@@ -54,6 +55,13 @@ def random_worlds(count: int, few: int | None = None) -> settings:
 def in_time() -> Iterator[None]:
     """Fail a test that waits for a pipe, or reads a device without end, instead of waiting with it."""
     yield from interrupted()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """A session that nothing is given to."""
+    with connect() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -137,8 +137,7 @@ class KnownQueries:
             database.execute("set threads = 1")
             lock_database(database, files=False)
         cursor, registered = cursors[macros]
-        for name in node.inputs:
-            table = session._fetch(name)
+        for name, table in session._columns_read(node).items():
             if registered.get(name) is not table:
                 cursor.register(name, table)
                 registered[name] = table

@@ -16,7 +16,8 @@ from kernelsight.cli.main import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     for words in " ".join(sys.argv[1:]).split(" and "):
         assert main(words.split()) == 0
-print(*sorted({"pyarrow", "duckdb", "jax", "numba", "pandas", "polars", "numpy", "scipy.linalg"} & set(sys.modules)))
+heavy = {"pyarrow", "pyarrow.csv", "duckdb", "jax", "numba", "pandas", "polars", "numpy", "numpy.ma", "scipy.linalg"}
+print(*sorted(heavy & set(sys.modules)))
 """
 STEP = (
     "predict",

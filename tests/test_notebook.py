@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ from kernelsight.session import Session, connect
 STEP = {"model": "qwen3-0.6b", "gpu": "l4", "context_len": 100}
 LOAD = {"max_concurrency": 4, "num_prompts": 8, "input_len": 64, "output_len": 8}
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4"} | LOAD
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,21 @@ def test_a_saved_file_bears_comments_and_an_old_storage_version(session: Session
         assert connection.execute(version).fetchall()[0][0].startswith("v1.5.0")
 
 
+@pytest.mark.parametrize(("value", "kind"), [(0.375, "FLOAT[]"), (0.1, "DOUBLE[]")])
+def test_arrays_of_single_precision_take_half_the_bytes(tmp_path: Path, value: float, kind: str) -> None:
+    with connect() as session:
+        rows = session.table("eta_coefficients").slice(0, 2).drop_columns(["array"])
+        arrays = pa.array([[value, 2.0], None], pa.list_(pa.float64()))
+        session.give("eta_coefficients", rows.append_column("array", arrays))
+        session.save(tmp_path / "run.duckdb", ["eta_coefficients"])
+        given = session.table("eta_coefficients")
+    with duckdb.connect(tmp_path / "run.duckdb", read_only=True) as connection:
+        query = "select data_type from duckdb_columns() where column_name = 'array'"
+        assert connection.execute(query).fetchall() == [(kind,)]
+    with connect(tmp_path / "run.duckdb", read_only=True) as saved:
+        assert saved.table("eta_coefficients").equals(given)
+
+
 def test_a_save_that_fails_leaves_the_old_file(session: Session, tmp_path: Path) -> None:
     session.save(tmp_path / "run.duckdb")
     before = (tmp_path / "run.duckdb").read_bytes()

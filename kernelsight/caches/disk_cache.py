@@ -158,18 +158,18 @@ def write_cached(key: str, content: bytes) -> None:
         folder.write(key, content)
 
 
-def read_cached_table(key: str, schema: pa.Schema) -> pa.Table | None:
-    """Return the cached table of a key, or None; a table of another schema counts as damaged.
+def read_cached_table(key: str, schema: pa.Schema | None = None) -> pa.Table | None:
+    """Return the cached table of a key, or None; a table of another schema than ``schema`` counts as damaged.
 
     The file is read each time, but equal bytes give the same table object, for which ``memoised`` values hold.
     """
 
     def decode(content: bytes) -> pa.Table:
         recent = _recent_tables.get(key)
-        if recent is not None and recent[0] == content and recent[1].schema.equals(schema):
+        if recent is not None and recent[0] == content and (schema is None or recent[1].schema.equals(schema)):
             return recent[1]
         table = pa.ipc.open_stream(content).read_all()
-        if not table.schema.equals(schema):
+        if schema is not None and not table.schema.equals(schema):
             raise ValueError("the columns of another table")
         _recent_tables.put(key, (content, table))  # the table's values lie in these bytes
         return table

@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from kernelsight.catalog.tables import facts
-from kernelsight.errors import unknown
+from kernelsight.errors import InvalidInput, unknown
 
 
 class GpuName(NamedTuple):
@@ -47,6 +47,8 @@ def gpu_named(name: str, known: Collection[str], advice: str) -> str:
     found = find_gpu(name)
     spellings = (name, name.lower().replace("-", "_"), found.gpu if found else name)
     plain = next((spelling for spelling in spellings if spelling in known), None)
+    if plain is None and "," in name and all(find_gpu(part) or part.strip() in known for part in name.split(",")):
+        raise InvalidInput(f"{name} are several GPUs; here stands one. `kernelsight sweep` and what_if take several.")
     if plain is None:
         raise unknown("GPU", name, known, advice)
     return plain

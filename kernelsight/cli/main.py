@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 from kernelsight import laboratory
 from kernelsight.cli.command_line import VERBS, check_options, is_of_laboratory, module_of, parser, python_call
@@ -66,6 +66,8 @@ def _run(words: list[str]) -> int:
     _open_streams()
     try:
         words = _with_help(words)
+        if words[:1] == ["sweep"]:
+            words = importlib.import_module("kernelsight.cli.grid_words").with_grid(words)
         arguments, unknown_words = parser(words).parse_known_args(words)
         log = logging.getLogger("kernelsight")
         log.handlers = [_Notes()]
@@ -164,9 +166,26 @@ class _NoPandas:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
+class _NoMaskedArrays(ModuleType):
+    """Stands for ``numpy.ma`` until that is imported: until then, no array is masked.
+
+    Arrow and ``np.unique`` ask whether one is, which would import the module and, with it, the tokenizer.
+    """
+
+    MaskedArray = type("MaskedArray", (), {})
+    is_masked = staticmethod(lambda values: False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("numpy.ma"), name)
+
+
 def _leave_pandas_out() -> None:
     """Keep Arrow from importing pandas, which no verb uses: its first array tries to, once."""
+    import numpy as np
     import pyarrow as pa
+
+    if "numpy.ma" not in sys.modules:
+        np.__dict__["ma"] = _NoMaskedArrays("numpy.ma")
 
     if importlib.util.find_spec("dateutil") is None:
         # Arrow looks for it at each conversion of an array; this says that it is absent without a search of all folders

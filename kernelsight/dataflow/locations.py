@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -11,7 +10,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def folder(name: str) -> Path:
     """Return the folder ``name`` ("schemas" or "sql"), found from the package's own file, not the working directory."""
     root = checkout()
-    return root / name if root else Path(str(resources.files("kernelsight"))) / f"_{name}"
+    return root / name if root else _PACKAGE / f"_{name}"
 
 
 def checkout() -> Path | None:

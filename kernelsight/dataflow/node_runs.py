@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernelsight.caches.disk_cache import CachePolicy, read_cached_table, write_cached_table
+from kernelsight.caches.disk_cache import CachePolicy, content_digest, read_cached_table, write_cached_table
+from kernelsight.caches.memory_cache import memoised
 from kernelsight.dataflow.contract import conform
 from kernelsight.dataflow.databases import complaint, literal, quote, rows_of, stop_if_interrupted
 from kernelsight.dataflow.graph import Node
@@ -18,6 +22,11 @@ from kernelsight.dataflow.rows import as_table
 from kernelsight.dataflow.table_store import TableStore
 from kernelsight.dataflow.violations import check_reference
 from kernelsight.errors import MissingTable, RunFailed
+
+# largest computed tables, in bytes, over whose contents the result of a query is cached
+LARGEST_ASKED_BYTES = 1 << 16
+# the column that names deployments, by a hash of all their settings: no query computes with it
+LABEL = "deployment_id"
 
 
 class NodeRuns(TableStore):
@@ -114,15 +123,61 @@ class NodeRuns(TableStore):
             self.progress(", ".join(wanted), time.perf_counter() - started)
 
     def _run_query(self, node: Node) -> dict[str, pa.Table]:
+        """Return the table of a query, from the cache where it was asked over the same values before."""
+        read = self._columns_read(node)
+        key, label = self._query_key(node, read)
+        [name] = node.names
+        if key and (found := read_cached_table(key)) is not None:
+            return {name: _labelled(found, label)}
+        found = self._ask(node, read)
+        if key and found.nbytes <= LARGEST_ASKED_BYTES and not _is_told(found, label):
+            write_cached_table(key, found)
+        return {name: found}
+
+    def _ask(self, node: Node, read: Mapping[str, pa.Table]) -> pa.Table:
         import duckdb
 
-        for name in node.inputs:
-            self._register(name)
+        for name, table in read.items():
+            self._register(name, table)
         try:
-            return {node.names[0]: rows_of(self._connection, node.text)}
+            return rows_of(self._connection, node.text)
         except (duckdb.Error, RuntimeError) as error:
             stop_if_interrupted(error)
             raise RunFailed(f"{node.label} failed: {complaint(error)}.") from error
+
+    def _columns_read(self, node: Node) -> dict[str, pa.Table]:
+        """Return the inputs of a query, each with the columns that it may read.
+
+        Those are the columns that its text names, and what ``*`` may pass on to its result. DuckDB binds each column
+        of each table, used or not, which is most of the time of a query over few rows.
+        """
+        contract, read = self.graph.contracts.get(node.names[0]), {}
+        named = _words(node.text) | set(contract.column_names if contract else ())
+        for name in node.inputs:
+            table = self._fetch(name)
+            columns = [column for column in table.column_names if column in named] or table.column_names[:1]
+            few = contract and len(columns) < table.num_columns
+            read[name] = memoised((table,), ("columns", *columns), partial(table.select, columns)) if few else table
+        return read
+
+    def _query_key(self, node: Node, read: Mapping[str, pa.Table]) -> tuple[str | None, str | None]:
+        """Return the cache key of a query over the values that it reads, and the name of their only deployment.
+
+        No key: a table differs from call to call, or is large. The name is not part of the key.
+        """
+        policy = self._cache_policy
+        if policy is None or policy.uncached & self._given & read.keys():
+            return None, None
+        made = {name: table for name, table in read.items() if name in self._given or name not in self._facts}
+        if sum(table.nbytes for table in made.values()) > LARGEST_ASKED_BYTES:
+            return None, None
+        labels = {one for table in made.values() if LABEL in table.column_names for one in table[LABEL].to_pylist()}
+        label = labels.pop() if len(labels) == 1 else None
+        text = node.text.replace(literal(label), "''") if label else node.text
+        digest = hashlib.sha256(f"{policy.program()} {text}".encode())
+        for name, table in made.items():
+            digest.update(f"\n{name} ".encode() + content_digest(_labelled(table, label and "")))
+        return digest.hexdigest(), label
 
     def _run_function(self, node: Node, wanted: Collection[str]) -> Mapping[str, Any]:
         tables = {name: self._fetch(name) for name in node.inputs}
@@ -210,3 +265,28 @@ class Reader:
     def columns_of(self, name: str) -> list[str]:
         """Return the columns that a table's contract declares."""
         return self._session.graph.known(name).column_names
+
+
+# bounded: reads of some rows name them in their text
+@lru_cache(maxsize=256)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.lower()))
+
+
+def _labelled(table: pa.Table, label: str | None) -> pa.Table:
+    """Return a table of one deployment under another name of it; None: as it is."""
+    if label is None or LABEL not in table.column_names:
+        return table
+    place = table.column_names.index(LABEL)
+    return table.set_column(place, table.schema.field(place), pa.repeat(pa.scalar(label, pa.string()), len(table)))
+
+
+def _is_told(table: pa.Table, label: str | None) -> bool:
+    """Return whether another column than ``deployment_id`` may hold the name of the deployment."""
+    if label is None:
+        return False
+    columns = [column for name, column in zip(table.column_names, table.columns, strict=True) if name != LABEL]
+    texts = [column for column in columns if pa.types.is_string(column.type)]
+    return any(pa.types.is_nested(column.type) for column in columns) or any(
+        pc.any(pc.match_substring(column, label)).as_py() for column in texts
+    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kernelsight.caches.durable import draft_of
 from kernelsight.dataflow.contract import Contract, ddl
@@ -149,8 +151,19 @@ def _write_table(
         connection.execute(f"create table {target} as select * from rows_written")
     else:
         connection.execute(ddl(contract, alias))
+        for column in filter(partial(_is_single, rows), rows.column_names):
+            connection.execute(f"alter table {target} alter column {quote(column)} type float[]")
         connection.execute(f"insert into {target} select * from rows_written")
     connection.unregister("rows_written")
+
+
+def _is_single(rows: pa.Table, column: str) -> bool:
+    """Return whether a column's arrays hold numbers of single precision: half the bytes, and read as the same ones."""
+    values = rows[column].combine_chunks()
+    if not pa.types.is_list(values.type) or not pa.types.is_float64(values.type.value_type):
+        return False
+    numbers = values.flatten().drop_null()
+    return bool(pc.all(pc.equal(numbers, numbers.cast(pa.float32(), safe=False).cast(pa.float64()))).as_py())
 
 
 def check_ending(path: Path) -> None:

@@ -205,8 +205,9 @@ class TableStore:
                 self._tables[name] = memoised((fact,), "fact", lambda: conform(fact, contract, trusted=True))
         return self._tables[name]
 
-    def _register(self, name: str) -> None:
-        table = self._fetch(name)
+    def _register(self, name: str, narrowed: pa.Table | None = None) -> None:
+        """Let queries read a table; ``narrowed``: with these columns alone."""
+        table = self._fetch(name) if narrowed is None else narrowed
         if self._registered.get(name) is not table:
             try:
                 self._connection.register(name, table)

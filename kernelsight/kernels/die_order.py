@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kernelsight.caches.disk_cache import cached_for_program, content_digest, has_cache_folder
 from kernelsight.caches.memory_cache import memoised
+from kernelsight.catalog.tables import program
 from kernelsight.kernels.call_kinds import TIERS, constants_of, dtype_of, interval_half_widths
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.gpu_distance import GpuDistances
@@ -58,14 +60,20 @@ class _Member(NamedTuple):
 def comparisons(family: str, kinds: Sequence[Mapping[str, Any]], tables: PricingTables) -> list[Comparison]:
     """Return the comparisons that calls of some kinds need, by kind and rank; empty where their GPUs have no siblings.
 
-    ``kinds``: as ``constants_of`` extends them.
+    ``kinds``: as ``constants_of`` extends them. Cached on disk by the contents of the tables: each kind asks for the
+    constants of every GPU of a die, a third of what the step costs of a new deployment take.
     """
+    about = (tables.gpus, tables.fabrics, tables.coefficients, tables.implementations, tables.dies)
+    key = ("order of dies", family, tuple(tuple(kind.get(name) for name in _WORDS) for kind in kinds))
 
     def read() -> list[Comparison]:
         return [one for number, kind in enumerate(kinds) for one in _comparisons(family, number, kind, tables)]
 
-    key = ("order of dies", family, tuple(tuple(kind.get(name) for name in _WORDS) for kind in kinds))
-    return memoised((tables.gpus, tables.fabrics, tables.coefficients, tables.implementations, tables.dies), key, read)
+    def cached() -> list[Comparison]:
+        contents = [content_digest(table).hex() for table in about]
+        return cached_for_program(program(), f"{key} {contents}", read) if has_cache_folder() else read()
+
+    return memoised(about, key, cached)
 
 
 def ranks(tier: np.ndarray) -> np.ndarray:

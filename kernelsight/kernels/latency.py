@@ -253,7 +253,7 @@ def _of_own_fits(family: str, calls: pa.Table, tables: PricingTables) -> Evaluat
         for name, values in group_results.items():
             results.setdefault(name, np.empty(calls.num_rows))[group.rows] = values
     floor_us, pays_launch = results.pop("floor_us"), ~(ready.bounds.is_roofline | ready.bounds.beside)
-    unlaunched = [number for number, kind in enumerate(ready.kinds) if kind["hardware"] != LAUNCHING]
+    unlaunched = [place for place, kind in enumerate(ready.kinds) if kind["hardware"] != LAUNCHING]
     if unlaunched and FAMILIES[family].wire_share is None:  # collectives begin when their ranks have met
         is_unlaunched = np.isin(ready.kind_of_row, unlaunched) & pays_launch
         results["launch_us"] = np.where(is_unlaunched, floor_us, 0.0)

@@ -243,8 +243,12 @@ def _knot_evidence(rows: Sequence[tuple]) -> pa.Table:
 
 def _sizes(step_shapes: pa.Table) -> dict[str, int]:
     """Return the number of step shapes by deployment; deployments without one are left out."""
-    most = step_shapes.group_by("deployment_id").aggregate([("step_shape_id", "max")])
-    return {row["deployment_id"]: row["step_shape_id_max"] + 1 for row in most.to_pylist()}
+    # rows of a deployment are adjacent; group_by would load Arrow's data sets, and with them sockets and ssl
+    runs = pc.run_end_encode(step_shapes["deployment_id"].combine_chunks())
+    starts = np.concatenate([[0], runs.run_ends.to_numpy()[:-1]]) if len(step_shapes) else []
+    ids = step_shapes["step_shape_id"].to_numpy()
+    most = np.maximum.reduceat(ids, starts) if len(step_shapes) else ids
+    return dict(zip(runs.values.to_pylist(), (most + 1).tolist(), strict=True))
 
 
 def _groups(signatures: Sequence[Mapping[str, str]], sizes: Mapping[str, int], gpus: Mapping[str, str]) -> LaunchGroups:

@@ -39,9 +39,9 @@ def _recognises(file: LogFile) -> bool:
 
 
 def columns_of(file: LogFile) -> set[str]:
-    """Return the field names of a file's records; of JSON, outer fields of objects or of a list's objects."""
+    """Return the field names of a file's records; of JSON, those of objects or of a list's objects: ``usage.total``."""
     names = {name.removeprefix("[].") for name in file.fields}
-    return {name for name in names if "." not in name and "[]" not in name} if file.kind == "json" else names
+    return {name for name in names if "[]" not in name} if file.kind == "json" else names
 
 
 def read_plain(files: Sequence[LogFile], columns: Columns | None = None) -> list[LogRun]:
@@ -84,12 +84,21 @@ def _open(connection: duckdb.DuckDBPyConnection, file: LogFile, columns: Columns
         }
         names = columns_of(file)
         types |= {name: lists.get(name, "VARCHAR") for name in names if name not in types}
-        fields = ", ".join(f"{literal(name)}: '{kind}'" for name, kind in types.items() if name in names)
+        within = {name: name.split(".") for name in types if "." in name and name in names}
+        types |= {outer: "JSON" for outer, *_ in within.values()}
+        fields = ", ".join(
+            f"{literal(name)}: '{kind}'" for name, kind in types.items() if name in names and name not in within
+        )
         if not fields:
             raise unusable(file.path, "has no fields", "Give one object per line and request.")
         in_list = file.text.lstrip().startswith("[")
         layout = "format='array'" if in_list else "format='newline_delimited', ignore_errors=true"
         source = f"read_json({file.sql_path}, {layout}, columns={{{fields}}}, {compression})"
+        inner = ", ".join(
+            f"{quote(outer)} ->> {literal('$.' + '.'.join(map(quote, path)))} as {quote(name)}"
+            for name, (outer, *path) in within.items()
+        )
+        source = f"(select *, {inner} from {source})" if inner else source
     else:
         source = csv_source(file)
     connection.execute(f"create temp view given as select * from {source}")

@@ -26,7 +26,7 @@ from kernelsight.logs import (
 )
 from kernelsight.logs.files import LogFile
 from kernelsight.logs.log_run import LogFormat
-from kernelsight.scenario.proposed_columns import columns_flag
+from kernelsight.scenario.proposed_columns import LATENCIES, REQUIRED, columns_flag, flag_of, proposed_columns
 from kernelsight.serving.load.trace_formats import formats as trace_formats
 
 PLAIN = plain.FORMAT.name
@@ -119,6 +119,9 @@ def _unknown(file: LogFile, role: str, candidates: Sequence[LogFormat]) -> Inval
     elif role == "requests" and (found := reports.labels_in(file)):
         lacks = "a load (requests, duration or a rate)" if found & {*reports.LATENCIES} else "a latency"
         cause = f"states {', '.join(sorted(found)[:4])}, and lacks {lacks}; give the text as it was printed"
+    elif role == "requests" and len(known := proposed_columns(sorted(columns))) > 1 and {*known} & {*LATENCIES}:
+        *_, lacked = lacks = [column for column in REQUIRED if column not in known]
+        cause = f"looks like a table of requests: {flag_of(known)}; it lacks {', '.join(lacks)}: add {lacked}=NAME"
     else:
         cause = f"is of no known format: {fields_shown(file)}"
     error = InvalidInput(f"log {file.path} {cause}" + ("" if cause.endswith(str(line)) else "."))

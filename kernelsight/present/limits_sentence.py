@@ -10,14 +10,19 @@ from kernelsight.number_format import number, percent
 ENGINE = ("prefill compute", "decode bandwidth", "link", "host")
 # smaller gains do not count: another order of the same requests changes as much
 LEAST_GAIN = 0.005
-# an engine keeps up with the load if E2E grows by less than this share with a fifth more requests per second
+# E2E grows little if by less than this share with a fifth more requests per second
 LITTLE_LONGER = -0.2
+# share of the capacity from which on an engine is nearly saturated
+NEARLY = 0.8
 
 
-def verdict_of(gains: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def verdict_of(
+    gains: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]] = (), load: float | None = None
+) -> dict[str, Any]:
     """Return ``limit``, ``slowed_by`` and ``verdict`` from a scenario's rows of ``resource_gains``; None without rows.
 
-    ``kernels``: its rows of ``kernel_breakdown``, of which the verdict says whether launches bound most of the time.
+    ``kernels``: its rows of ``kernel_breakdown``, of which the verdict says whether launches bound most of the time;
+    ``load``: its requests/s as a share of its capacity, where that is known.
 
     >>> row = {"resource": "seats", "throughput_gain": 0.12, "e2e_gain": 0.1, "ttft_gain": 0.2}
     >>> verdict_of([row, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.3}])["verdict"]
@@ -25,6 +30,8 @@ def verdict_of(gains: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str
     >>> sooner = row | {"resource": "arrivals", "throughput_gain": 0.03, "e2e_gain": -0.6}
     >>> verdict_of([sooner, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.0}])["verdict"]
     'nearly saturated: 20% more requests/s make E2E 60% longer'
+    >>> verdict_of([sooner], load=0.04)["verdict"]
+    'not saturated: the engine keeps up with the load, though 20% more requests/s make E2E 60% longer'
     >>> verdict_of([sooner], [{"bound": "launch", "share": 0.6}, {"bound": "memory", "share": 0.4}])["verdict"]
     'nearly saturated: 20% more requests/s make E2E 60% longer; kernel launches bound 60% of the GPU time'
     """
@@ -34,10 +41,12 @@ def verdict_of(gains: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str
     slow = max((row for row in gains if row["resource"] in ENGINE), key=lambda row: row["e2e_gain"], default=None)
     if best["throughput_gain"] < LEAST_GAIN:
         sentence = "no resource limits throughput alone: 20% more of any give less than 0.5%"
-    elif best["resource"] == "arrivals" and best["e2e_gain"] >= LITTLE_LONGER:
-        sentence = "not saturated: the engine keeps up with the load"
     elif best["resource"] == "arrivals":
-        sentence = f"nearly saturated: 20% more requests/s make E2E {percent(-best['e2e_gain'])} longer"
+        is_longer = best["e2e_gain"] < LITTLE_LONGER
+        longer = f"20% more requests/s make E2E {percent(-best['e2e_gain'])} longer"
+        sentence = "not saturated: the engine keeps up with the load" + (f", though {longer}" if is_longer else "")
+        if is_longer if load is None else load >= NEARLY:
+            sentence = f"nearly saturated: {longer if is_longer else f'the load is {percent(load)} of the capacity'}"
     else:
         sentence = f"limited by {best['resource']}: 20% more give {percent(best['throughput_gain'])} more throughput"
     if slow and slow["e2e_gain"] >= LEAST_GAIN:

@@ -77,9 +77,9 @@ def flag_of(columns: Mapping[str, str]) -> str:
 
 
 def _without_unit(name: str) -> tuple[str, str | None]:
-    """Return a name without its unit, lower-case letters and digits only, and the unit that it ends in, if any."""
-    match = _UNIT.match(name.strip())
-    stem, unit = (match[1], UNITS[match[2].lower()]) if match else (name, None)
+    """Return a name without its unit and the objects around it, lower-case letters and digits, and the unit, if any."""
+    match = _UNIT.match(name.rpartition(".")[2].strip())
+    stem, unit = (match[1], UNITS[match[2].lower()]) if match else (name.rpartition(".")[2], None)
     return re.sub(r"[^a-z0-9]", "", stem.lower()), unit
 
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from kernelsight.dataflow.signals import ENDING
 from kernelsight.errors import InvalidInput, KernelSightError, shown, unknown
 from kernelsight.scenario.flag import Flag
-from kernelsight.scenario.flags import FLAGS
+from kernelsight.scenario.flags import ALIASES, FLAGS
 from kernelsight.server.tool_functions import TOOLS
 from kernelsight.server.tool_process import ToolProcess
 from kernelsight.version import VERSION
@@ -103,7 +103,9 @@ class _Server(MCPServer):
         tool = self._tool_manager.get_tool(name)
         known = tool.fn_metadata.arg_model.model_fields if tool else arguments
         if wrong := next((argument for argument in arguments if argument not in known), None):
-            raise ToolError(str(unknown("argument", wrong, known, f"tool {name} does not take it.")))
+            own = ALIASES.get(wrong)
+            hint = f"It is {own} here." if own in known else f"tool {name} does not take it."
+            raise ToolError(str(unknown("argument", wrong, () if own in known else known, hint)))
         return await super().call_tool(name, arguments, *context)
 
 

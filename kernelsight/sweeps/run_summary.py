@@ -161,7 +161,9 @@ def run_summary(session: Session) -> dict[str, Any]:
             for end, value in _with_ends(row, column, (name, f"{name}_low", f"{name}_high")).items()
         },
         "interval_90": intervals,
-        **verdict_of(*(session.table(name).to_pylist() for name in ("resource_gains", "kernel_breakdown"))),
+        **verdict_of(
+            *(session.table(name).to_pylist() for name in ("resource_gains", "kernel_breakdown")), load=row["load"]
+        ),
         "near_capacity": _near_capacity(session),
         "cliff": cliff_of(session, settings),
         "tier": row["tier"],

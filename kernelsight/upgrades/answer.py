@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, LimitPassed
 from kernelsight.escape import visible
+from kernelsight.kernels.engine_versions import version_key
 from kernelsight.number_format import deviation, interval, number
 from kernelsight.present.show import notebook
 from kernelsight.upgrades.question import Limit, Question
@@ -79,7 +81,8 @@ class Upgrade:
         for row in self.kernels:
             if row["from"] != row["to"] and row["ms_per_step_from"] == row["ms_per_step_to"]:
                 sentence += f" {row['family']} goes from {row['from']} to {row['to']}, whose times no sweep holds."
-        return sentence + "".join(f" {row['flag']} undoes it: {row['undoes']}." for row in self.flags[:1])
+        sentence += "".join(f" {row['flag']} undoes it: {row['undoes']}." for row in self.flags[:1])
+        return " ".join([sentence, *filter(None, map(_beyond_sweeps, self._question.sides))])
 
     def check(self, limits: Sequence[Limit]) -> None:
         """Raise LimitPassed where a metric changes beyond one of the limits."""
@@ -122,6 +125,15 @@ class Upgrade:
 
     def _repr_html_(self) -> str:
         return notebook(self.page())
+
+
+def _beyond_sweeps(flags: Mapping[str, Any]) -> str:
+    """Return a sentence on an engine's version that is later than every one that was measured; "": it is not."""
+    swept = {row["engine"]: row["swept_to"] for row in facts("engine_versions").to_pylist()}[flags["engine"]]
+    if not swept or version_key(flags["engine_version"]) <= version_key(swept):
+        return ""
+    version = f"{flags['engine']} {flags['engine_version']}"
+    return f"{version} is later than any measured version, {swept}: its kernels are taken as that version's."
 
 
 def _percent(row: Mapping[str, Any]) -> str:

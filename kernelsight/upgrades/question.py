@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kernelsight.errors import InvalidInput, shown, unknown
 from kernelsight.scenario.flags import ENGINES
 from kernelsight.scenario.launch.deployments import with_launch_line
+from kernelsight.scenario.launch.programs import program_of_image
 from kernelsight.scenario.scenario_rows import BACKENDS
 from kernelsight.scenario.stated_flags import object_text, read_flags
 
@@ -47,10 +48,18 @@ def question_of(row: Mapping[str, Any]) -> Question:
 
 
 def read_engine(text: str) -> dict[str, str]:
-    """Return the flags of an engine and its version; InvalidInput, UnknownName: it is not ENGINE:VERSION."""
+    """Return the flags of an engine and its version; InvalidInput, UnknownName: it is not ENGINE:VERSION, or an image.
+
+    >>> read_engine("vllm/vllm-openai:v0.24.0")
+    {'engine': 'vllm', 'engine_version': '0.24.0'}
+    """
     engine, colon, version = str(text).strip().partition(":")
-    if not colon or not version.strip():
-        raise InvalidInput(f"an engine is given as {shown(text)}; give ENGINE:VERSION, such as vllm:0.24.")
+    program, tag = program_of_image(str(text).strip()) if "/" in engine else (None, None)
+    if program and tag:
+        engine, version = program.engine, tag
+    elif not colon or not version.strip():
+        number = engine if re.fullmatch(r"v?\d[\w.]{0,40}", engine) else "0.24"
+        raise InvalidInput(f"an engine is given as {shown(text)}; give ENGINE:VERSION, such as vllm:{number}.")
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES, f"Known: {', '.join(ENGINES)}.")
     return {"engine": engine, "engine_version": version.strip()}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Rows = dict[str, list[dict[str, Any]]]
 # settings whose change is the question itself, or follows from another one
-NOT_LISTED = {"deployment_id", "engine", "engine_version", *BACKENDS, "sampler"}
+NOT_LISTED = {"deployment_id", "engine", "engine_version", *BACKENDS, "sampler", "source", "from_version"}
 # metrics of which a flag must shorten one, and the least gain
 LATENCIES, WORTH = ("tpot_p50_ms", "ttft_p50_ms"), 0.01
 

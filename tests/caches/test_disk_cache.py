@@ -165,31 +165,6 @@ def test_the_files_of_the_user_stay(named: Path, place: Path, monkeypatch: pytes
     assert {".thesis.tar.1.draft", "photos.zip"} <= {path.name for path in place.iterdir()}
 
 
-def test_the_folder_stays_small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_cache, "LARGEST_FOLDER", 2_000)
-    place.mkdir(parents=True, mode=0o700)
-    for number in range(5):
-        (place / f"{number:064}").write_bytes(bytes(1_000))
-    disk_cache.write_cached(64 * "f", b"rows")
-    assert len(list(place.iterdir())) == 3
-
-
-def test_nothing_is_cached_where_others_may_write(named: Path) -> None:
-    named.chmod(0o777)
-    answers(tables=QUICK)
-    assert not list(named.iterdir())
-
-
-def test_pipes_and_folders_with_names_of_ours_are_left(place: Path, first: dict[str, pa.Table]) -> None:
-    names = sorted(path.name for path in place.iterdir())
-    for number, path in enumerate(map(place.joinpath, names)):
-        path.unlink()
-        os.mkfifo(path) if number % 2 else path.mkdir()
-    assert same(answers(tables=QUICK)[0], first)
-    assert sorted(path.name for path in place.iterdir()) == names
-    assert all(path.is_fifo() or path.is_dir() for path in place.iterdir())
-
-
 def test_nothing_is_cached_where_the_variable_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(disk_cache.VARIABLE, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -6,7 +6,7 @@ Expected figures are read from the engines' own code (the ``source`` of each row
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,13 +143,6 @@ def deployment(**changed: Any) -> dict[str, Any]:
     """A row of ``deployments``; what is not changed is the engine's default."""
     sizes = {"tp": 1, "pp": 1, "dp": 1, "ep": 1}
     return {"model": "qwen3-0.6b", "gpu": "h100_sxm", "engine": "vllm", **sizes, **changed}
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as session:
-        session.progress = None
-        yield session
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kernelsight.session import Session, connect
 
 ENGINES = {"vllm", "sglang", "trtllm"}
-
-
-@pytest.fixture(scope="module")
-def session() -> Session:
-    return connect()
 
 
 def test_every_gpu_of_the_catalogue_has_a_row_of_every_engine(session: Session) -> None:

@@ -62,12 +62,6 @@ def test_names_and_tolerances_of_questions(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [("a100_sxm", 0.02), ("a100_sxm", 0.0), ("l40s", 0.5), ("A100", 0.02)]
 
 
-def test_what_makes_choices_is_explained() -> None:
-    with connect() as session:
-        drawn = session.explain("choices")
-    assert "\nmissing   choice_questions\n" in drawn and "from choice_questions, gpus" in drawn
-
-
 def test_a_question_is_kept_with_its_answer(path: Path, tmp_path: Path, capsys: Any) -> None:
     target = tmp_path / "choices.duckdb"
     words = ["--gpu", TARGET, "--family", "gemm", "--sweep", str(path), "-o", str(target), "--format", "json"]

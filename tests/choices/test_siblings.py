@@ -45,13 +45,6 @@ def test_the_same_kernel_counts_and_else_the_fastest_of_its_engine() -> None:
     assert found == pytest.approx([np.log(2.0), -np.log(2.0), 0.0]), "20 against 5, and c is not known"
 
 
-def test_one_known_candidate_shows_no_contrast() -> None:
-    asked = rows(("x", "a", "one", 0.0), ("x", "b", "new", 0.0))
-    found = sibling_differences(asked, np.array([1.0, 2.0]), rows(("y", "a", "one", 3.0)), ["m"], {"x": "y"})
-    assert found.tolist() == [0.0, 0.0]
-    assert sibling_differences(asked, np.array([1.0, 2.0]), asked, ["m"], {"x": None}).tolist() == [0.0, 0.0]
-
-
 def rough(gpu: str) -> list[dict]:
     """Return a sweep whose order turns from shape to shape by chance: no smooth effect can hold it."""
     draw = np.random.default_rng(3).normal(0.0, 0.3, (len(MANY_SIZES), len(ENGINES)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.evaluation.runs.run_scores import is_fitting, score
+from kernelsight.evaluation.runs.run_scores import score
 from kernelsight.laboratory.cli.backtest_tables import _peer_rows
 
 HEADER = (
@@ -109,40 +109,6 @@ def test_constants_are_fitted_on_the_fitting_fifth_and_printed(command, tmp_path
     assert answer.json["ttft"]["n"] == 40 - answer.json["fitted_on"]
 
 
-def test_several_levels_are_a_table_of_their_own(command, runs: Path) -> None:
-    page = command("backtest", "--runs", runs, "--constants", "shipped,none").out
-    assert "by host constants:" in page
-    assert "none, dense" in page
-
-
-def test_the_roofline_is_below_every_other_answer(command, tmp_path: Path) -> None:
-    runs, times = tmp_path / "runs.csv", []
-    runs.write_text("\n".join([HEADER, RUNS[0]]))
-    for tier in ("auto", "roofline"):
-        target = tmp_path / f"{tier}.csv"
-        assert command("backtest", "--runs", runs, "--tier", tier, "-o", target).status == 0
-        times.append(target.read_text().splitlines()[1].split(","))
-    names = (tmp_path / "auto.csv").read_text().splitlines()[0].split(",")
-    place = names.index("tpot_mean_ms")
-    assert float(times[1][place]) < float(times[0][place])
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--runs", "none.csv"), "file none.csv does not exist"),
-        ((), "the following arguments are required: --runs"),
-        (("--runs", "aiconfigurator", "-o", "x.xlsx"), "ends in '.xlsx'"),
-        (("--runs", "aiconfigurator", "--constants", "group,groop"), "unknown level of --constants 'groop'. Did you"),
-        (("--runs", "aiconfigurator", "--plot", "x.pdf"), "--plot 'x.pdf' ends in '.pdf'; use one of .svg"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(command, words: tuple, sentence: str) -> None:
-    answer = command("backtest", *words)
-    assert answer.status == 2
-    assert sentence in answer.err
-
-
 def test_a_tool_that_cannot_be_started_is_told_before_anything_is_simulated(command, runs: Path, monkeypatch) -> None:
     monkeypatch.setattr("kernelsight.laboratory.runs.peer.PACKAGE", "json")
     monkeypatch.setattr("kernelsight.laboratory.runs.peer.WORKER", "kernelsight.evaluation.runs.no_such_worker")
@@ -152,46 +118,12 @@ def test_a_tool_that_cannot_be_started_is_told_before_anything_is_simulated(comm
     assert "AIConfigurator failed" in answer.err
 
 
-def test_a_file_without_runs_is_refused(command, tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    path.write_text("\n".join([HEADER, RUNS[0].replace("l4", "gb300")]))
-    answer = command("backtest", "--runs", path)
-    assert answer.status == 2
-    assert "has no run that can be replayed: all 1 rows were excluded (1: " in answer.err
-    path.write_text(f"{HEADER}\n")
-    assert "has no run that can be replayed: it has no rows." in command("backtest", "--runs", path).err
-
-
 def test_runs_without_ttft_or_tpot_are_counted_at_the_head(command, tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("\n".join([HEADER, RUNS[1], RUNS[2].replace(",70,9,", ",,9,"), RUNS[3].replace(",60,9,", ",,,")]))
     page = command("backtest", "--runs", path).out
     assert "3 rows read, 3 replayed" in page
     assert "2 lack TTFT, TPOT or lengths and are scored by campaign alone; tier" in page
-
-
-def test_constants_that_no_run_is_kept_for_are_refused(refusal, tmp_path: Path) -> None:
-    number = next(number for number in range(99) if not is_fitting(f"r{number}"))
-    path = tmp_path / "one.csv"
-    path.write_text(f"{HEADER}\nr{number},given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,2,1,,40,8,mine")
-    sentence = refusal("backtest", "--runs", path, "--constants", "group")
-    assert sentence.endswith("but none of the 1 runs qualifies; use --constants shipped.")
-    same = next(number for number in range(99) if is_fitting(f"r{number}"))
-    line = "given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,2,1,,40.004,8,mine"
-    path.write_text(f"{path.read_text()}\nr{same},{line}")
-    sentence = refusal("backtest", "--runs", path, "--constants", "group")  # its measurement is scored
-    assert "and that do not repeat a scored run, but none of the 2 runs qualifies" in sentence
-    sentence = refusal("backtest", "--runs", path, "--constants", "foo")
-    assert sentence.endswith("Known: transfer, group, all, shipped, none.")
-
-
-def test_runs_of_which_none_can_be_simulated_are_refused(refusal, tmp_path: Path) -> None:
-    path = tmp_path / "none.csv"
-    path.write_text(f"{HEADER}\n{RUNS[5]}")
-    sentence = refusal("backtest", "--runs", path)
-    assert sentence.startswith("none of the 1 runs could be simulated: unknown model 'qwen3-0.6c'")
-    path.write_text(f"{HEADER}\nr0,given,qwen3-0.6b,l4,1,1,1,1,vllm,256,32,,1,,40,8,mine")
-    assert "no workload is given; set trace, request_rate or max_concurrency." in refusal("backtest", "--runs", path)
 
 
 def test_each_campaign_is_scored_with_constants_of_the_others(command, tmp_path: Path) -> None:

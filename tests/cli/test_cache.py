@@ -86,10 +86,3 @@ def test_rows_are_written(command: Callable, places: tuple[Path, Path], tmp_path
     written = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     assert [row["bytes"] for row in written] == [1000, 2**20 + 32, 40]
     assert [row["folder"] for row in csv.DictReader(io.StringIO(said))] == [row["folder"] for row in written]
-
-
-def test_an_ending_that_cannot_be_written_clears_nothing(
-    command: Callable, refusal: Callable, places: tuple[Path, Path]
-) -> None:
-    assert refusal("cache", "--clear", "-o", "rows.txt").startswith("-o 'rows.txt' ends in '.txt'")
-    assert len(list(places[0].iterdir())) == 2

@@ -71,16 +71,6 @@ def test_words_that_contradict_each_other_are_refused(given: dict[str, Any], sen
         split_of(words(**given))
 
 
-def test_points_are_a_tier_of_their_own():
-    assert split_of(words(points=3)).tier == split_of(words(random_points=3)).tier == "points-measured"
-    assert split_of(words(points=3, tier="target-measured")).budget == 0.0
-
-
-def test_whole_layers_are_held_out_where_asked():
-    assert split_of(words(budget=0.1, whole_layers=True)).whole_layers
-    assert not split_of(words(budget=0.1)).whole_layers
-
-
 def test_a_sweep_that_is_not_there_is_refused_before_anything_is_said(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -129,10 +119,3 @@ def test_csv_has_a_row_for_each_scope_and_cell(sweep: Path, tmp_path: Path, caps
     covered = next(row for row in rows if row["scope"] == "covered" and row["family"])
     assert float(covered["mape"]) == pytest.approx(0.2)
     assert float(covered["affine_roofline_mape"]) == pytest.approx(0.0, abs=1e-3)
-
-
-def test_the_table_says_what_was_not_scored(sweep: Path, capsys: pytest.CaptureFixture):
-    calibrate_evaluate.run(words(sweep=[str(sweep)]))
-    printed = capsys.readouterr()
-    assert "covered" in printed.out
-    assert "rejected" not in printed.out

@@ -143,17 +143,3 @@ def test_few_calls_need_a_model_to_correct(tmp_path: Path) -> None:
     few = write(tmp_path / "few.parquet", sound("l4"))
     with pytest.raises(InvalidInput, match=r"--few corrects a kernel model; give it by --onto, a file, or default\."):
         calibrate_fit.run(words(few, tmp_path / "pack.parquet", few=[str(few)]))
-
-
-def test_few_calls_correct_a_model_and_leave_the_rest_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few, target = write(tmp_path / "few.parquet", sound("l4")), tmp_path / "pack.parquet"
-    calibrate_fit.run(words(few, target, few=[str(few)], onto="default"))
-    assert "l4: 10 points of 1 kernels in 1 families" in capsys.readouterr().err
-    found, shipped = read_pack(target), pack.shipped_pack()
-    few_rows = [row for row in found.to_pylist() if row["gpu"] == "l4"]
-    assert found.num_rows - shipped.num_rows == len(few_rows)
-    arrays = [(row["part"], row["coefficient"]) for row in few_rows if row["level"] == "gpu"]
-    assert sorted(arrays) == [("choice", "rows"), ("points", "features"), ("points", "weights")]
-    moves = [row for row in few_rows if row["level"] != "gpu"]
-    assert {row["level"] for row in moves} == {"family", "implementation", "engine"}
-    assert all(row["part"] == "points" and row["value"] > 0.0 for row in moves)

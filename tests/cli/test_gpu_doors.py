@@ -28,12 +28,6 @@ TABLE = "m,n,k,us\n512,4096,4096,50\n"
 MAPPED = ("--columns", "family==gemm", "m=m", "n=n", "k=k", "latency_us=us", "dtype==bf16")
 
 
-@pytest.fixture(scope="module")
-def session():
-    with ks.connect() as session:
-        yield session
-
-
 def declared() -> set[str]:
     """Return the options that take names of GPUs, by verb or table; the files of ``--gpus`` hold rows of their own."""
     found = set()

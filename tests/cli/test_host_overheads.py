@@ -93,31 +93,6 @@ def test_a_simulation_reads_them_too(command, rows):
     assert answer["idle_s"] == pytest.approx(3 * 2.5e-3)
 
 
-@pytest.mark.parametrize(
-    ("content", "ending", "words"),
-    [
-        ("{", ".json", "is not JSON (line 1, column 2: "),
-        ([], ".json", "has no row of host overheads; give an object"),
-        ({"step_base_us": 1}, ".json", "row 1: the field engine is missing; add it."),
-        ({"engine": "vlm"}, ".json", "unknown engine 'vlm'. Did you mean vllm"),
-        ({"engine": "vllm", "step_bas_us": 1}, ".json", "unknown column of host_overheads 'step_bas_us'. Did you mean"),
-        ({"engine": "vllm", "step_base_us": -1}, ".json", "column step_base_us: 1 row fails 'step_base_us >= 0'"),
-        ({"engine": "vllm", "step_base_us": "much"}, ".json", "step_base_us is 'much'; give a value of type float64."),
-        ({"engine": "vllm", "from_version": "new"}, ".json", "column from_version: 1 row fails"),
-        ([{"engine": "vllm"}, {"engine": "vllm"}], ".json", "1 duplicate key"),
-        ("x", ".txt", "ends in '.txt'; --host-overheads takes .csv or .json."),
-    ],
-)
-def test_files_that_are_refused(content, ending, words, rows, refusal):
-    assert words in refusal(*STEP, "--host-overheads", rows(content, ending))
-
-
-def test_a_file_that_is_not_there(refusal, tmp_path):
-    path = tmp_path / "none.csv"
-    sentence = f"file {path} does not exist; --host-overheads takes a CSV or JSON file of rows of host overheads."
-    assert refusal(*STEP, "--host-overheads", path) == sentence
-
-
 @pytest.mark.whole
 def test_figures_that_were_all_measured_hold_on_any_cpu(rows):
     """A server's CPU is in what was measured on it; a figure that is left out is scaled like the catalogue's."""

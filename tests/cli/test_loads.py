@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kernelsight.errors import InvalidInput
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 from kernelsight.sweeps.assumed_sentences import assumed_of
 from kernelsight.sweeps.runs import Run
 from tests.cli.conftest import SIMULATE, flags_of, simulate_all
@@ -55,12 +53,6 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def simulated(session: Session, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The summary of each case."""
     path = tmp_path_factory.mktemp("lengths") / "lengths.csv"
@@ -76,12 +68,6 @@ def assumed(session: Session, *words: object) -> list[str]:
     (row,) = run.table("scenario_summary").to_pylist()
     settings = {each["deployment_id"]: each for each in run.table("deployment_settings").to_pylist()}
     return assumed_of(run.session, row, settings)
-
-
-def test_a_ramp_up_is_a_load(simulated):
-    ramped, steady = simulated["ramp-up"], simulated["steady"]
-    assert ramped["completed"] == steady["completed"] == 6
-    assert ramped["duration_s"] < steady["duration_s"]
 
 
 def test_lengths_from_a_trace_and_from_a_spread(simulated):
@@ -102,49 +88,10 @@ def test_warmups_are_in_no_count(command, simulated):
     assert printed["duration_s"] == warm["duration_s"] and printed["ttft_ms"]["p99"] == warm["ttft_p99_ms"]
 
 
-def test_no_warmup_is_the_same_scenario_as_none_stated(session):
-    with pytest.raises(InvalidInput, match="rows 1 and 2 of the grid are the same scenario"):
-        simulate_all(session, {"none": (*SIMULATE, *PAIRS), "0": (*SIMULATE, *PAIRS, "--num-warmups", 0)})
-
-
-def test_measured_requests_wait_for_the_warmups(simulated):
-    # the warm-up takes as long as a request alone; the clock of the others begins when it has ended
-    warm, cold = simulated["open, 1 warm-up"], simulated["open"]
-    for name in ("duration_s", "output_throughput", *(f"ttft_{of}_ms" for of in ("mean", "p50", "p90", "p99"))):
-        assert warm[name] == pytest.approx(cold[name], rel=1e-6)
-    assert warm["steps"] > cold["steps"]
-
-
-def test_sessions_take_their_turns(simulated):
-    # two sessions of three turns, one at a time: each turn 2 s after the one before it
-    found, alone = simulated["turns"], simulated["turns, uncached"]
-    assert found["completed"] == 6
-    assert 4 * 2 < found["duration_s"] < 4 * 2 + 1
-    # prompts of 64, 132 and 200 tokens find what whole blocks of the turn before them hold: 64 and 128
-    assert found["prefix_cache_hit_rate"] == pytest.approx(2 * (64 + 128) / (2 * (64 + 132 + 200)))
-    assert alone["prefix_cache_hit_rate"] == 0
-    assert alone["ttft_mean_ms"] > found["ttft_mean_ms"]
-
-
 def test_turns_after_one_that_is_turned_away_are_listed(command):
     answer = command(*SIMULATE, *TOO_LONG, "--format", "json").json
     assert answer["status"] == {"finished": 4, "rejected_too_long": 2, "rejected_earlier_turn": 2}
     assert (answer["requests"], answer["completed"]) == (8, 4)
-
-
-@pytest.mark.parametrize("router", ROUTERS)
-def test_routers_share_requests_out(session, simulated, router):
-    found = simulated[router]
-    assert found["completed"] == 12
-    events = session.table("request_events").select(["scenario_id", "replica"]).to_pylist()
-    replicas = [row["replica"] for row in events if row["scenario_id"] == found["scenario_id"]]
-    assert set(replicas) == {0, 1} and len(replicas) == 12
-    # a session that stays on one replica finds all of its turn before: 640 of 1288 tokens, 1280 of 1936
-    whole = pytest.approx((640 + 1280) / (640 + 1288 + 1936))
-    if ROUTERS[router]:
-        assert found["prefix_cache_hit_rate"] == whole
-    else:
-        assert found["prefix_cache_hit_rate"] < 0.45
 
 
 def test_a_prefix_aware_router_says_where_it_sees_no_prefixes(session):
@@ -203,27 +150,3 @@ def test_a_model_that_reaches_less_far_takes_shorter_sequences(session, simulate
     assert run.table("deployment_settings")["model"].to_pylist() == ["qwen3-0.6b"]
     said = refusal(*words, 2000)
     assert said.startswith("max_model_len 2000 exceeds the 1000 tokens that qwen3-0.6b-1000-positions supports")
-
-
-def test_warm_ups_are_beside_the_measured_requests_however_many(simulated):
-    warm, plain = simulated["open, 20 warm-ups"], simulated["open"]
-    assert (warm["requests"], plain["requests"]) == (6, 6) and warm["steps"] > plain["steps"]
-
-
-def test_a_closed_loop_is_one_for_all_replicas(simulated):
-    # one request at a time, whatever the number of replicas
-    one, two = simulated["alone"], simulated["alone, 2 replicas"]
-    assert two["duration_s"] == pytest.approx(one["duration_s"], rel=1e-6)
-    assert two["idle_s"] > one["idle_s"]
-
-
-def test_a_prefix_lengthens_the_prompts(simulated):
-    plain, shared = simulated["alone"], simulated["prefix of 100"]
-    assert shared["total_throughput"] * shared["duration_s"] == pytest.approx(6 * (64 + 100 + 4))
-    assert shared["ttft_mean_ms"] > plain["ttft_mean_ms"]
-
-
-@pytest.mark.parametrize("length", PREFIXES)
-def test_prefix_caching_finds_the_whole_blocks_of_each_prefix_but_the_first_time(simulated, length):
-    found = simulated[f"prefix of {length}"]
-    assert found["prefix_cache_hit_rate"] == pytest.approx(4 * PREFIXES[length] / (6 * (64 + length)))

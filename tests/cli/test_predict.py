@@ -100,38 +100,6 @@ def test_json_keeps_its_promises(model, phase, command):
     assert [kernel["family"] for kernel in step["kernels"]].count("host") == 1
 
 
-def test_shapes_follow_the_config(command):
-    """qwen3-0.6b: 28 layers, hidden 1024, 16 heads, 8 KV heads, head_dim 128, feed-forward 3072, vocabulary 151,936."""
-    step = command("predict", *DEPLOYMENTS["qwen3-0.6b"], "-tp", 2, *PHASES["mixed"], "--format", "json").json
-    kernels = {kernel["name"]: kernel for kernel in step["kernels"]}
-    tokens, sampled = 7 + 300, 8
-    assert (kernels["qkv_proj"]["count"], kernels["qkv_proj"]["shape"]) == (
-        28,
-        {"m": tokens, "n": (16 + 2 * 8) * 128 // 2, "k": 1024},
-    )
-    assert kernels["o_proj"]["shape"] == {"m": tokens, "n": 1024, "k": 16 * 128 // 2}
-    assert kernels["gate_up_proj"]["shape"] == {"m": tokens, "n": 2 * 3072 // 2, "k": 1024}
-    assert kernels["down_proj"]["shape"] == {"m": tokens, "n": 1024, "k": 3072 // 2}
-    assert (kernels["lm_head"]["count"], kernels["lm_head"]["shape"]) == (
-        1,
-        {"m": sampled, "n": 151936 // 2, "k": 1024},
-    )
-    decode, prefill = kernels["decode_attention"]["shape"], kernels["prefill_attention"]["shape"]
-    heads = {"heads": 8, "kv_heads": 4, "head_dim": 128, "window": 0}
-    assert decode == {"batch": 7, "context": 900, **heads}
-    assert prefill == {"batch": 1, "new_tokens": 300, "cached_tokens": 0, **heads}
-
-
-def test_the_page_tells_the_total_and_every_kernel(command):
-    step = command(*STEP, "--format", "json").json
-    page = command(*STEP).out
-    assert page.startswith(
-        "qwen3-0.6b on l4, tp 1 pp 1 dp 1 ep 1, vllm, weights bf16, activations bf16, KV bf16: decode step"
-    )
-    assert all(f"\n{kernel['name']} " in page for kernel in step["kernels"])
-    assert all(f"  - {sentence}\n" in page for sentence in step["assumed"])
-
-
 def test_a_step_beyond_the_limits_of_the_engine_is_called_so(command):
     limits = ("--max-num-seqs", 8, "--max-num-batched-tokens", 64, "--format", "json")
 
@@ -183,42 +151,6 @@ def test_csv_and_files_hold_the_same_kernels(command, tmp_path):
     ]
     with duckdb.connect(tmp_path / "step.duckdb", read_only=True) as file:
         assert file.execute("select total_us from step_totals").fetchall() == [(step["total_us"],)]
-
-
-def test_the_defaults_are_one_sequence_that_decodes(command):
-    import kernelsight as ks
-
-    stated = ("--phase", "decode", "--batch-size", 1, "-tp", 1, "--engine", "vllm", "--dtype", "auto")
-    step = command(*STEP, "--format", "json").json
-    assert step == command(*STEP, *stated, "--format", "json").json
-    assert ks.predict(model=step["model"], gpu=step["gpu"], context_len=100).total_us == step["total_us"]
-
-
-def test_names_get_the_nearest(refusal):
-    assert refusal(*STEP, "--model", "qwen3-0.7b").startswith("unknown model 'qwen3-0.7b'. Did you mean qwen3-0.6b")
-    assert refusal(*STEP, "--gpu", "h100_sxn").startswith("unknown GPU 'h100_sxn'. Did you mean h100_sxm")
-
-
-def test_a_model_that_does_not_fit_names_what_is_missing_and_the_smallest_size(refusal):
-    words = ("--model", "llama-3.1-70b", "--gpu", "h100_sxm", "--context-len", 10**6)
-    sentence = refusal("predict", *words)
-    assert sentence.startswith("llama-3.1-70b does not fit on h100_sxm with tensor-parallel size 1: ")
-    assert " GiB more; the smallest tensor-parallel size that fits is 2." in sentence
-    # with that size it fits, and what is refused is the step
-    assert refusal("predict", *words, "-tp", 2).startswith("the step has a sequence of 1,000,001 tokens, more than")
-    nowhere = refusal(*STEP, "--gpu-memory-utilization", 0.01)
-    assert nowhere.endswith(
-        "no tensor-parallel size up to 64 fits; use another GPU, a quantisation, or pipeline parallelism."
-    )
-
-
-def test_a_config_by_its_path_or_folder(tiny_config, command):
-    path = tiny_config()
-    by_file = command("predict", "--model", path, "--gpu", "l4", "--context-len", 10, "--format", "json").json
-    by_folder = command("predict", "--model", path.parent, "--gpu", "l4", "--context-len", 10, "--format", "json").json
-    assert by_file == by_folder and by_file["model"] == "tiny"
-    attention = next(kernel for kernel in by_file["kernels"] if kernel["family"] == "decode_attention")
-    assert attention["count"] == 4 and attention["shape"]["head_dim"] == 512 // 8
 
 
 def test_a_vendor_without_measurements_is_said(command):

@@ -1,11 +1,16 @@
-"""Words that are refused: each command of ``refusals.txt`` ends with status 2 and the sentence below it."""
+"""Words and files that are refused: each command of ``refusals.txt`` ends with status 2 and the sentence below it."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.cli.command_line import PLANNED, VERBS, check_options, flags_of_verb
@@ -13,15 +18,55 @@ from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flag import Flag
 from kernelsight.scenario.flag_values import has_range, typed_value
 from kernelsight.scenario.flags import FLAGS
+from tests.choices.made_choices import SIZES, TARGET, rows, sweep
+from tests.searching.llm.test_llm import candidates, measured
+from tests.searching.made_spaces import made_rows
 
 LINES = (Path(__file__).parent / "refusals.txt").read_text(encoding="utf-8").splitlines()
-COMMANDS = [line.removeprefix("$ kernelsight") for line in LINES[::2]]
+# files that commands name beside those that stand above them
+GIVEN: dict[str, Callable[[Path], object]] = {
+    "made.parquet": lambda folder: pq.write_table(made_rows(), folder / "made.parquet"),
+    "candidates.parquet": lambda folder: pq.write_table(candidates(3), folder / "candidates.parquet"),
+    "measurements.parquet": lambda folder: pq.write_table(measured(c0=100.0), folder / "measurements.parquet"),
+    "sweep.parquet": lambda folder: sweep(folder, rows(TARGET, SIZES[::6])),
+}
 
 
-@pytest.mark.parametrize(("line", "sentence"), [*zip(COMMANDS, LINES[1::2], strict=True)])
-def test_words_are_refused_in_one_sentence(line: str, sentence: str, refusal, tmp_path, monkeypatch) -> None:
+def refusals() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield each command, its sentence and the files above it: a text, an object, or rows of a Parquet table."""
+    files: dict[str, Any] = {}
+    for line in LINES:
+        if line.startswith("> "):
+            name, content = line[2:].split(" ", 1)
+            files[name] = json.loads(content)
+        elif line.startswith("$ "):
+            command = line.removeprefix("$ kernelsight")
+        else:
+            yield command, line, files
+            files = {}
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".parquet" and isinstance(content, list):
+        pq.write_table(pa.Table.from_pylist(content), path)
+    else:
+        text = content if isinstance(content, str) else json.dumps(content)
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+@pytest.mark.parametrize(("line", "sentence", "files"), [*refusals()])
+def test_words_are_refused_in_one_sentence(line, sentence, files, refusal, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refusal(*shlex.split(line)) == sentence
+    words = shlex.split(line)
+    for word, before in zip(words, [None, *words], strict=False):
+        if word in GIVEN and before != "-o":
+            GIVEN[word](tmp_path)
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    before = sorted(tmp_path.rglob("*"))
+    assert refusal(*words) == sentence
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def outside(flag: Flag) -> list[float]:

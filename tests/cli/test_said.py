@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 
@@ -20,11 +19,6 @@ def test_quiet_prints_results_alone_and_verbose_every_table(command):
     assert "--port" in usual.err
     assert quiet.err == ""
     assert "scenario_summary: " in verbose.err
-
-
-def test_an_error_is_said_all_the_same(command):
-    failed = command(*RUN[:3], "--gpu", "l5", "-q", *RUN[5:])
-    assert failed.status == 2 and "unknown GPU 'l5'" in failed.err
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json", "duckdb"])
@@ -49,14 +43,3 @@ def test_an_interruption_says_how_to_go_on(capsys):
     assert "the same command with --resume goes on" in capsys.readouterr().err
     assert _stopped(parser(["tables"]).parse_args(["tables"])) == 1
     assert "no partial file was written" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_verbs_and_flags(command, shell, tmp_path):
-    script = command("completion", shell).out
-    # the script asks the program, whose answers tests/cli/test_completion.py reads
-    assert "_python_argcomplete" in script and "kernelsight" in script
-    if shell == "bash":
-        path = tmp_path / "complete.sh"
-        path.write_text(script)
-        assert subprocess.run(["bash", "-n", path]).returncode == 0

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
-import json
 import math
-import re
 
 import duckdb
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.present.pages.simulate import simulation_page
 from kernelsight.present.show import lines_of
-from kernelsight.session import connect
-from tests.cli.conftest import flags_of
 
 SIMULATE = ("simulate", "--model", "qwen3-0.6b", "--gpu", "l4")
 LENGTHS = ("--num-prompts", 6, "--isl", 64, "--osl", 4)
@@ -27,7 +19,6 @@ KEYS = """
     requests completed duration_s ttft_ms tpot_ms itl_ms e2e_ms request_throughput output_throughput steps
     preemptions prefix_cache_hit_rate kv_cache_tokens goodput
     """.split()
-TRACE = "arrival_s,prompt_tokens,output_tokens\n"
 
 
 def test_json_keeps_its_promises(saved_run):
@@ -78,40 +69,12 @@ def test_a_saved_run_tells_its_cache_over_time(saved_run, saved_steps):
         assert 0 < answer.json["mean_kv_share"] < answer.json["peak_kv_share"]
 
 
-def test_keeping_steps_changes_nothing_else(saved_run, saved_steps):
-    plain, kept = saved_run[1].json, saved_steps[1].json
-    assert {name: plain[name] for name in KEYS} == {name: kept[name] for name in KEYS}
-
-
 @pytest.mark.parametrize("output", [(), ("-o", "requests.parquet")])
 def test_steps_that_no_saved_run_holds_are_said(command, tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
     answer = command(*SIMULATE, *OPEN, "--keep", "steps", *output)
     assert answer.status == 0
     assert "--keep steps has no effect here" in answer.err and "-o FILE.duckdb" in answer.err
-
-
-def test_steps_of_a_saved_run_need_no_sentence(saved_steps):
-    assert "--keep" not in saved_steps[1].err
-
-
-def test_the_page_prints_settings_metrics_and_what_was_assumed(command):
-    page = command(*SIMULATE, *OPEN).out
-    for words in (
-        "qwen3-0.6b on l4",
-        "requests completed",
-        "6 of 6",
-        "TTFT",
-        "TPOT",
-        "ITL",
-        "E2E",
-        "QUEUE",
-        "request time front end / queued / prefill / decode",
-        "output throughput",
-        "gate_up_proj",
-        "assumed:",
-    ):
-        assert words in page
 
 
 def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
@@ -155,59 +118,11 @@ def test_each_figure_of_the_page_stands_behind_its_name(saved_run):
     }
 
 
-def test_a_seed_repeats_itself_and_another_differs(command):
-    loads = [command(*SIMULATE, *OPEN, "--seed", seed, "--format", "json").json for seed in (3, 3, 4)]
-    assert loads[0] == loads[1]
-    assert loads[0]["ttft_ms"] != loads[2]["ttft_ms"]
-
-
-def test_csv_is_the_summary_row(command):
-    [row] = csv.DictReader(io.StringIO(command(*SIMULATE, *OPEN, "--format", "csv").out))
-    assert (row["status"], row["requests"], row["completed"]) == ("served", "6", "6")
-
-
-def test_a_closed_loop_never_has_more_in_flight():
-    with connect() as session:
-        run = session.simulate(**flags_of(*SIMULATE, *LENGTHS, "--max-concurrency", 2))
-        steps = run.table("steps")
-        assert run.table("scenario_summary")["completed"].to_pylist() == [6]
-    in_flight = pc.add(steps["running"], steps["waiting"])
-    assert 0 < pc.max(in_flight).as_py() <= 2
-
-
-def test_goodput_counts_what_meets_every_objective(command):
-    strict = command(*SIMULATE, *OPEN, "--goodput", "ttft:0.001", "--format", "json").json
-    loose = command(*SIMULATE, *OPEN, "--goodput", "ttft:1e6", "tpot:1e6", "e2el:1e6", "--format", "json").json
-    assert strict["goodput"] == 0
-    assert loose["goodput"] == pytest.approx(loose["request_throughput"])
-
-
-def test_files_hold_the_request_metrics(command, tmp_path):
-    for ending in (".parquet", ".csv", ".json"):
-        assert command(*SIMULATE, *OPEN, "-o", tmp_path / f"metrics{ending}").status == 0
-    rows = pq.read_table(tmp_path / "metrics.parquet").to_pylist()
-    assert len(rows) == 6 and json.loads((tmp_path / "metrics.json").read_text()) == rows
-    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 1 + 6
-
-
-def test_requests_of_a_trace_that_are_left_out_are_said(command, tmp_path):
-    (tmp_path / "t.csv").write_text(TRACE + "0,10,3\n1e12,10,3\n1,20,4\n")
-    answer = command(*SIMULATE, "--trace", tmp_path / "t.csv", "--format", "json")
-    assert answer.json["completed"] == 2
-    words = "1 of 3 requests cannot be used and are left out; line 3: arrival_s is '1e12', but must be within 30 years"
-    assert words in answer.err
-
-
 def test_a_load_that_no_memory_holds(refusal):
     assert (
         refusal(*SIMULATE, *OPEN, "--num-prompts", 2**52, "--request-rate", 1e15, status=1)
         == "out of memory; request fewer rows at once."
     )
-
-
-def test_endings_of_o_are_refused_before_anything_runs(refusal, tmp_path):
-    assert "use one of .parquet, .csv, .json, .duckdb, .html." in refusal(*SIMULATE, *OPEN, "-o", "run.txt")
-    assert "cannot be written: folder" in refusal(*SIMULATE, *OPEN, "-o", tmp_path / "nowhere" / "run.duckdb")
 
 
 def test_a_file_that_cannot_be_written_loses_no_answer(command, tmp_path, monkeypatch):
@@ -251,20 +166,6 @@ def test_a_launch_line_stands_for_the_flags(command):
     assert "launch line, overridden: --max-num-seqs 4 (max_num_seqs 8 is stated beside the line)" in beside.err
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "vllm serve Qwen/Qwen3-0.6B --max-model-len 2k --num-gpu-blocks-override 62500000",
-        "python -m sglang.launch_server --model-path Qwen/Qwen3-0.6B --context-length 2k --max-total-tokens 1000000000",
-    ],
-)
-def test_a_launch_line_with_more_cache_than_fits_is_refused(line, command):
-    load = ("--max-concurrency", 4, "--num-prompts", 8, "--isl", 64, "--osl", 8)
-    answer = command("simulate", "--launch", line, "--gpu", "l4", *load)
-    sentence = r"kernelsight: kv_cache_tokens 1000000000 is more than the \d+ tokens that fit beside qwen3-0.6b on l4;"
-    assert answer.status == 2 and re.match(sentence, answer.err.splitlines()[-1])
-
-
 def test_an_engine_that_is_a_plugin_is_said_in_the_headline(command):
     load = ("--max-concurrency", 1, "--num-prompts", 1, "--isl", 64, "--osl", 2)
     answer = command("simulate", "--model", "qwen3-0.6b", "--gpu", "gaudi2", *load)
@@ -272,13 +173,6 @@ def test_an_engine_that_is_a_plugin_is_said_in_the_headline(command):
     assert sentence in answer.out.splitlines()[1]
     said = command("simulate", "--model", "qwen3-0.6b", "--gpu", "gaudi2", *load, "--format", "json").json["assumed"]
     assert any(each.startswith(sentence) for each in said)
-
-
-def test_a_gpu_name_that_leaves_the_board_open_is_assumed_aloud(command):
-    load = ("--max-concurrency", 2, "--num-prompts", 2, "--isl", 64, "--osl", 4, "--format", "json")
-    answer = command("simulate", "--model", "qwen3-0.6b", "--gpu", "H100", *load).json
-    assert answer["gpu"] == "h100_sxm"
-    assert answer["assumed"][0].startswith("H100 is read as h100_sxm: the SXM5 board with 80 GB is assumed")
 
 
 def test_a_scenario_of_which_no_request_is_served_ends_with_status_2(command):

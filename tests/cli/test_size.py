@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +103,3 @@ def test_a_time_limit_answers_with_what_was_found(command: Any) -> None:
         ": the search ended before the first, l4 at TP 1, was tried. The search ended early: its time limit "
         "of 0.001 s is over; 1 deployment is open, it costs 1 GPUs at least; a longer --time-limit goes on from here."
     )
-
-
-@pytest.mark.whole
-def test_gpus_of_a_file_are_searched(command: Any, tmp_path: Path) -> None:
-    path = tmp_path / "own.json"
-    path.write_text(json.dumps([{"gpu": "l4_wide", "like": "l4", "memory_bandwidth_bytes_per_s": 6e11}]))
-    words = (*SIZE[:4], f"l4,{path}", *SIZE[5:], *LIMITS, "--rate", "30", "--slo", "ttft_p95:150")
-    answer = command(*words, "--prices", "l4=1,l4_wide=9", "--format", "json").json
-    assert {row["gpu"] for row in answer["rows"]} == {"l4", "l4_wide"} and answer["chosen"]["gpu"] == "l4"

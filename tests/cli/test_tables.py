@@ -24,18 +24,6 @@ def test_tables_lists_every_table(command):
     assert listed == set(kinds)
 
 
-def test_tables_shows_the_columns_of_one(command):
-    rows = command("tables", "gpus", "--format", "json").json
-    found = {row["column"]: (row["type"], row["unit"]) for row in rows}
-    assert found["memory_bandwidth_bytes_per_s"] == ("float64", "bytes/s")
-    assert all(row["doc"] for row in rows)
-
-
-def test_csv_has_a_header_and_a_line_for_each_row(command):
-    rows = list(csv.DictReader(io.StringIO(command("tables", "--format", "csv").out)))
-    assert len(rows) == len(command("tables", "--format", "json").json)
-
-
 def test_explain_puts_inputs_before_what_reads_them(command):
     rows = command("explain", "scenario_summary", "--format", "json").json
     made: set[str] = set()
@@ -44,11 +32,6 @@ def test_explain_puts_inputs_before_what_reads_them(command):
         assert not later & set(row["inputs"].split(", ")), row
         made |= set(row["tables"].split(", "))
     assert {"request_statistics", "step_costs"} <= made and rows[-1]["tables"] == "scenario_summary"
-
-
-def test_explain_draws(command):
-    assert command("explain", "request_metrics", "--format", "mermaid").out.startswith("flowchart LR\n")
-    assert command("explain", "gpus").out == "gpus: available, nothing to run.\n"
 
 
 def test_explain_of_a_table_that_is_there_has_columns_all_the_same(command, tmp_path):
@@ -173,26 +156,6 @@ def test_a_saved_run_holds_the_tables_that_are_promised(saved_run, saved_steps, 
     assert "steps" not in held
     held = {row["table_name"] for row in command("sql", query, "--db", saved_steps[0], "--format", "json").json}
     assert "steps" in held
-
-
-def test_run_info_tells_how_the_run_was_made(saved_run, command):
-    rows = command("sql", "from run_info", "--db", saved_run[0], "--format", "json").json
-    facts = {row["fact"]: row["value"] for row in rows}
-    assert facts["program_version"] == ks.__version__ and facts["seed"] == "0"
-    assert {len(facts[name]) for name in ("schema_sha256", "catalogue_sha256", "coefficients_sha256")} == {64}
-
-
-def test_steps_are_those_of_the_run_kept_or_not(saved_run, saved_steps, command):
-    for path, answer in (saved_run, saved_steps):
-        [row] = command("sql", "select count(*) as n from steps", "--db", path, "--format", "json").json
-        assert row["n"] == answer.json["steps"]
-
-
-def test_a_saved_run_is_never_written(saved_run, refusal):
-    before = saved_run[0].read_bytes()
-    assert "but got: drop." in refusal("sql", "drop table requests", "--db", saved_run[0])
-    assert "but got: delete." in refusal("sql", "delete from requests", "--db", saved_run[0])
-    assert saved_run[0].read_bytes() == before
 
 
 def test_measured_kernels_answer_to_sql(command, refusal, tmp_path):

@@ -34,10 +34,3 @@ def test_a_limit_that_is_passed_ends_with_3(command: Any, tmp_path: Path) -> Non
     assert failed.out.startswith("vllm:0.19 to vllm:0.20: TPOT p50 ")
     assert "tpot_p50_ms" in (tmp_path / "metrics.csv").read_text()
     assert command(*asked, "--fail-if", "tpot_p50:+90%", "output_throughput:-90%").status == 0
-
-
-def test_the_page_names_both_kernels(command: Any, tmp_path: Path) -> None:
-    pytest.importorskip("vl_convert")
-    page = tmp_path / "page.html"
-    assert command("upgrade", "--from", "vllm:0.19", "--to", "vllm:0.20", *MIXTRAL, "-o", page).status == 0
-    assert all(name in page.read_text() for name in ("fused_moe_triton", "flashinfer_cutlass_moe"))

@@ -40,12 +40,6 @@ def test_help_has_everyday_flags_and_help_all_has_every_flag(command, monkeypatc
     assert short.endswith(f"\n--help-all shows {hidden} more flags.\n")
 
 
-@pytest.mark.parametrize("verb", ["tables", "explain", "sql", "predict", "simulate"])
-def test_help_of_every_verb(verb, command):
-    answer = command(verb, "--help")
-    assert answer.status == 0 and answer.out.startswith(f"usage: kernelsight {verb}")
-
-
 def test_version(command):
     from kernelsight import __version__
 

@@ -14,7 +14,7 @@ from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed
 from kernelsight.logs import read_logs
 from kernelsight.session import Session, connect
-from tests.comparison.test_comparison import FLAGS, log_of, session  # noqa: F401
+from tests.comparison.test_comparison import FLAGS, log_of
 
 N, BLOCK, START = 400, 16, 1_790_000_000.0
 
@@ -69,7 +69,7 @@ def aiperf(path: Path, load: pa.Table, served: Replayed) -> Path:
 @pytest.mark.parametrize("conversations", [False, True])
 @pytest.mark.parametrize("written", ["table", "client"])
 def test_reported_cached_tokens_are_found_again(
-    session: Session,  # noqa: F811
+    session: Session,
     tmp_path: Path,
     conversations: bool,
     written: str,

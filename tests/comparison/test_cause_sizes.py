@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,16 +12,10 @@ from kernelsight.comparison.factors import PARAMETERS, prior_covariance, relativ
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import KERNELS, LOAD, Variant, conformed
 from kernelsight.comparison.residuals import group_residuals, misfit, similar
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 
 FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
 N = 700
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as session:
-        yield session
 
 
 def load_at(rate: float) -> pa.Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from functools import cache
 from pathlib import Path
 
@@ -24,12 +23,6 @@ from tests.logs.written import DATA
 FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "max_num_batched_tokens": 8192}
 N = 500
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
-
-
-@pytest.fixture(scope="module")
-def session():
-    with connect() as session:
-        yield session
 
 
 def drawn(n: int = N, rate: float = 8.0) -> pa.Table:
@@ -261,14 +254,6 @@ def test_flags_are_arguments_or_a_deployment_and_metrics_are_spoken_of(session: 
         session.compare(log=DATA / "vllm_bench.json")
 
 
-def test_too_little_is_compared_without_a_cause(session: Session) -> None:
-    load = drawn(20, 4.0)
-    log = log_of(load, LogReplayer(session, load).serve([Variant(FLAGS, step_us=900.0)])[0])
-    answer = session.compare(requests=log, deployment=FLAGS).summary
-    assert answer["causes"] == [] and answer["fit"] == {}
-    assert answer["verdict"].endswith("fewer than 30 requests or 20 s of load, so that no cause was looked for.")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -313,18 +298,6 @@ def test_the_command_prints_the_cause_and_saves_every_table(session: Session, tm
     wrong = run_command(*words, "--stated", "--gpu x")
     assert wrong.status == 2
     assert "--stated has '--gpu', which is no flag of a load; `simulate --help` lists them." in wrong.err
-
-
-def test_what_each_file_of_a_folder_was_taken_as_is_printed(session: Session, tmp_path: Path) -> None:
-    load = drawn(60, 2.0)
-    pq.write_table(log_of(load, as_stated(60, 2.0)), tmp_path / "log.parquet")
-    shutil.copy(DATA / "fpm.jsonl.gz", tmp_path)
-    (tmp_path / "notes.txt").write_text("what we did\n")
-    page = run_command("compare", "--log", tmp_path, "--model", FLAGS["model"], "--gpu", "H100", "--fit", "none")
-    assert "  requests: log.parquet (table)\n" in page.out and "  steps: fpm.jsonl.gz (fpm)\n" in page.out
-    assert "  not read: 1 x notes.txt (no known format: it is a text without a header of fields)\n" in page.out
-    found = session.compare(log=tmp_path, deployment=FLAGS, fit="none")
-    assert [row["role"] for row in found.summary["files"]] == ["requests", "steps", None]
 
 
 def test_every_flag_of_the_command_reaches_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

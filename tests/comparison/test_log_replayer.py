@@ -9,7 +9,7 @@ import pytest
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import REPLAYED_PARTS, Variant, give_log
 from kernelsight.session import Session
-from tests.comparison.test_comparison import FLAGS, drawn, session  # noqa: F401
+from tests.comparison.test_comparison import FLAGS, drawn
 
 MOE = {"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "tensor_parallel_size": 2}
 VARIANTS = (
@@ -23,7 +23,7 @@ ROUNDED_NS = 5
 
 
 @pytest.mark.whole
-def test_replays_are_those_of_the_graph(session: Session) -> None:  # noqa: F811
+def test_replays_are_those_of_the_graph(session: Session) -> None:
     load = drawn(n=60)
     found = LogReplayer(session, load).serve(VARIANTS)
     with session.fork() as fork:
@@ -47,7 +47,7 @@ def test_replays_are_those_of_the_graph(session: Session) -> None:  # noqa: F811
         assert served.steps.sum() == sum(row["steps"] for row in split)
 
 
-def test_some_requests_are_served_as_if_they_were_all(session: Session) -> None:  # noqa: F811
+def test_some_requests_are_served_as_if_they_were_all(session: Session) -> None:
     load = drawn(n=60)
     worlds, rows = LogReplayer(session, load), np.arange(20, 50)
     (sliced,) = worlds.serve(VARIANTS[:1], rows)
@@ -57,7 +57,7 @@ def test_some_requests_are_served_as_if_they_were_all(session: Session) -> None:
         assert served.finish_ns.tolist() == alone.finish_ns.tolist() and alone.served.all()
 
 
-def test_a_deployment_that_cannot_run_serves_nothing(session: Session) -> None:  # noqa: F811
+def test_a_deployment_that_cannot_run_serves_nothing(session: Session) -> None:
     wrong = [Variant({"model": "llama-3.1-405b", "gpu": "l4"}), Variant({**FLAGS, "gpu": "no such"}), Variant(FLAGS)]
     small, unknown, able = LogReplayer(session, drawn(n=10)).serve(wrong)
     assert not small.served.any() and not unknown.served.any() and able.served.all()

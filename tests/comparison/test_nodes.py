@@ -10,7 +10,6 @@ import pytest
 from kernelsight.comparison.comparison import TABLES
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect
-from tests.cli.conftest import run_command
 
 DEPLOYMENT = {"model": "qwen3-0.6b", "gpu": "l4"}
 
@@ -46,28 +45,6 @@ def test_given_requests_and_a_row_of_comparisons_are_enough_for_every_table(sess
         assert set(session.table(name)["comparison_id"].to_pylist()) <= {"of a", "of b"}
     verdicts = session.query("select comparison_id, sentence from comparison_findings where place = 0").to_pylist()
     assert [row["sentence"][:12] for row in verdicts] == ["Mean E2E is "] * 2
-
-
-def test_several_logs_are_each_compared_as_alone(session: Session) -> None:
-    with connect() as alone:
-        compared = alone.compare(requests=requests("b", 90.0), deployment=DEPLOYMENT, fit="none")
-        for name in ("error_by_bucket", "drift_over_time", "miss_by_part"):
-            own = session.query(f"select * exclude (comparison_id) from {name} where comparison_id = 'of b'")
-            assert own.to_pylist() == compared.table(name).to_pylist()
-
-
-def test_other_requests_change_what_was_computed(session: Session) -> None:
-    with session.fork() as fork:
-        before = fork.table("prediction_vs_production").num_rows
-        fork.give("production_requests", [*requests("a", 40.0), *requests("b", 90.0, 30)])
-        assert (before, fork.table("prediction_vs_production").num_rows) == (80, 70)
-
-
-def test_explain_names_the_replay_and_what_follows_from_it() -> None:
-    drawn = run_command("explain", "prediction_vs_production").out
-    assert "\nmissing   comparisons, production_requests\n" in drawn
-    assert "log_replays" in drawn and "log_settings" in drawn
-    assert "columns of 2 more tables" in drawn  # request_events and request_parts: the same simulation
 
 
 @pytest.mark.parametrize(

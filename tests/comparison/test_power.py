@@ -9,18 +9,12 @@ import pytest
 
 from kernelsight.comparison.power import Series, power_answer
 from kernelsight.number_format import number
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 from tests.cli.conftest import run_command
 from tests.logs.written import START, save
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4"}
 LOAD = {"request_rate": 20, "num_prompts": 160, "input_len": 300, "output_len": 40}
-
-
-@pytest.fixture(scope="module")
-def session():
-    with connect() as session:
-        yield session
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +64,6 @@ def test_an_exporter_beside_the_log_is_held_against_it_by_its_own_times(log: lis
     assert several["power_w"]["measured"] == pytest.approx(70.0) and several["power_w"]["error"] is None
     assert "power of 2 GPUs was measured, and the deployment has 1" in several["evidence"]["not_used"][-1]
     assert "its GPUs drew" not in several["verdict"]
-
-
-def test_nothing_is_served_for_power_that_was_not_measured(session: Session, log: list[dict]) -> None:
-    found = session.compare(requests=log, deployment=FLAGS, fit="none")
-    assert found.summary["power_w"] == {} and not found.table("power_vs_production").num_rows
 
 
 def test_energy_of_a_series_counts_what_was_measured_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.comparison.residuals import GroupResiduals, averaged, explains, group_residuals, misfit
+from kernelsight.comparison.residuals import GroupResiduals, explains, group_residuals, misfit
 
 REQUESTS, GROUPS, SD = 2160, 27, 0.03
 
@@ -50,17 +50,3 @@ def test_what_the_model_may_be_off_by_is_chance_however_long_the_log_is() -> Non
     within, beyond = (nothing._replace(mean=np.full((2, GROUPS), off)) for off in (0.001, 0.01))
     assert within.is_chance and not explains(nothing, within)
     assert not beyond.is_chance and explains(nothing, beyond)
-
-
-def test_replays_of_one_explanation_are_averaged() -> None:
-    several = [of_chance(seed) for seed in range(3)]
-    mean = averaged(several)
-    assert mean.mean == pytest.approx(sum(left.mean for left in several) / 3)
-    assert misfit(mean, mean) < min(misfit(left, left) for left in several)
-
-
-def test_phases_without_a_request_count_nothing() -> None:
-    residuals = np.full((2, 54), np.nan)
-    residuals[0] = 0.1  # of 10, or of 9.5 on average
-    left = group_residuals(residuals, np.arange(54) % GROUPS)
-    assert left.groups == GROUPS and left.loss == pytest.approx((1.0 / 9.5) ** 2) and left.spread[1] == 0.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelsight.comparison.measured_requests import Measured
-from kernelsight.comparison.observed_limits import most_running, seats_seen
+from kernelsight.comparison.observed_limits import seats_seen
 from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed
 from kernelsight.comparison.signature_causes import signature
 
@@ -46,11 +46,6 @@ def test_causes_leave_their_mark(ttft: np.ndarray, tpot: float, expected: tuple[
     assert (found.misfit < 1.0) == (expected == (0.0, 0.0, 0.0))
 
 
-def test_a_short_log_has_no_line() -> None:
-    few = np.arange(N) < 20
-    assert np.isnan(signature(measured(TTFT_MS, 8.0), replayed(), few).request_ms)
-
-
 def test_seats_are_a_level_that_is_never_passed_while_others_wait() -> None:
     def served(seats: int) -> Measured:
         free, ttft = np.zeros(seats), np.zeros(N)
@@ -63,8 +58,3 @@ def test_seats_are_a_level_that_is_never_passed_while_others_wait() -> None:
 
     assert seats_seen(served(20), replayed().ttft_ms) == 20
     assert seats_seen(served(200), replayed().ttft_ms) is None
-
-
-def test_a_moment_is_no_level() -> None:
-    begin, end = np.array([0.0, 0.0, 50.0]), np.array([100.0, 100.0, 50.01])
-    assert most_running(begin, end) == 2

@@ -12,7 +12,6 @@ import pytest
 from kernelsight.comparison.stage_logs import client_of, drawn_lengths, findings, load_of_stage, stages_and_lacks
 from kernelsight.errors import InvalidInput
 from kernelsight.session import connect
-from tests.logs.written import DATA
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "engine_version": "0.11"}
 EXAMPLE = Path(__file__).parents[3] / "shared" / "data" / "inference-perf-example"
@@ -76,20 +75,6 @@ def test_statistics_of_our_own_simulation_are_found_again(written):
         assert found.sql("select count(*) from stage_vs_prediction where metric = 'e2e_ms'").fetchall()[0][0] > 0
         error = rows["stage 0", "e2e_ms", "mean"]["error"]
         assert f"E2E of 1 open stage predicted {error:+.1%} off measured; rate of 1 full" in found.summary["verdict"]
-
-
-def test_a_report_without_e2e_is_summed_up_by_what_it_has(tmp_path):
-    plain = json.loads((DATA / "vllm_bench_plain.json").read_text()) | {"request_rate": 5.0}
-    many = {"num_prompts": 60, "completed": 60, "duration": 12.0, "request_throughput": 5.0}
-    many |= {"total_input_tokens": 2520, "total_output_tokens": 360}
-    kept = {name: value for name, value in plain.items() if not isinstance(value, list)}
-    (tmp_path / "result.json").write_text(json.dumps(kept | many))
-    with connect() as session:
-        found = session.compare(deployment=FLAGS, log=tmp_path / "result.json")
-        rows = [row["metric"] for row in found.summary["stages"] if row["statistic"] == "mean" and row["open_loop"]]
-        assert rows and "e2e_ms" not in rows
-        assert found.summary["verdict"].startswith("TTFT of 1 open stage predicted ")
-        assert "; TPOT of 1 open stage predicted " in found.summary["verdict"]
 
 
 def test_what_the_configuration_says_decides_the_load(written, tmp_path):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from kernelsight.comparison.observed_limits import all_gaps, budget_seen
+from kernelsight.comparison.observed_limits import budget_seen
 
 STATED, DECODE_MS, TOKEN_MS = 8192, 8.0, 0.03
 LINE = (10.0, TOKEN_MS)
@@ -46,9 +45,3 @@ def test_a_budget_that_is_stated_is_no_other_one() -> None:
     prompts = lengths()
     assert budget_seen(gaps_of(prompts, 1024), prompts, 1024, LINE) is None
     assert budget_seen(gaps_of(prompts, 512)[:100], prompts, STATED, LINE) is None
-
-
-def test_gaps_are_those_of_all_requests() -> None:
-    gaps = pa.chunked_array([pa.array([[1.0, 2.0], None, [3.0]], pa.list_(pa.float32()))])
-    assert all_gaps(gaps).tolist() == [1.0, 2.0, 3.0]
-    assert not all_gaps(pa.chunked_array([pa.nulls(3, pa.list_(pa.float32()))])).size

@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 
-from kernelsight.errors import InvalidInput
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4"}
 HEADER = "request_id,arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms"
 N = 12
 TIER = "; kernels of this GPU were not measured but predicted from other GPUs."
 Row = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def session():
-    with connect() as opened:
-        yield opened
 
 
 def first_quoted(row: Row) -> Row:
@@ -81,15 +74,3 @@ def test_what_is_not_used_is_in_the_verdict(name: str, session: Session, tmp_pat
     change, sentence = CASES[name]
     verdict = compared(session, tmp_path / "log.csv", change)["verdict"]
     assert verdict.endswith(f"{sentence}{TIER}")
-
-
-def test_a_sound_log_has_no_word_of_it(session: Session, tmp_path: Path) -> None:
-    answer = compared(session, tmp_path / "log.csv", lambda row: row)
-    assert answer["requests"] == N and " × " not in answer["verdict"]
-
-
-def test_a_deployment_that_cannot_run_is_refused_as_by_simulate(session: Session) -> None:
-    rows = [{"arrival_s": float(n), "prompt_tokens": 512, "output_tokens": 64, "ttft_ms": 100.0} for n in range(4)]
-    needed = r"qwen3-32b does not fit on l4 with .* the smallest tensor-parallel size that fits is 4\."
-    with pytest.raises(InvalidInput, match=needed):
-        session.compare(requests=rows, model="qwen3-32b", gpu="l4").summary  # noqa: B018

@@ -22,19 +22,13 @@ from kernelsight.comparison.watch_state import Drift, with_window
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.files.bounded_http import get_text
 from kernelsight.files.budget import Budget
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 from tests.cli.conftest import run_command
 from tests.logs.written import DATA
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4"}
 HEADER = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
 EACH = 40
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as session:
-        yield session
 
 
 def lines(part: int, slow: float = 1.0) -> str:
@@ -220,24 +214,6 @@ def test_a_history_of_another_watch_is_not_overwritten(tmp_path: Path, monkeypat
     with pytest.raises(InvalidInput, match="would be overwritten"):
         Watch(str(other), FLAGS, None, None, Targets(tmp_path / "s.json", history=tmp_path / "later"))
     assert (folder / "00000000.parquet").read_bytes() == before == (tmp_path / "later/00000000.parquet").read_bytes()
-
-
-def test_a_first_poll_that_was_cut_off_is_done_again(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(watching, "window_of", expected)
-    (tmp_path / "log.csv").write_text(HEADER + lines(0))
-    one = watch(tmp_path)
-    before = (tmp_path / "state.json").read_text()
-    one.poll()
-    (tmp_path / "state.json").write_text(before)  # killed after it had written the window
-    watch(tmp_path).poll()
-    assert [row["window"] for row in history(tmp_path)] == [0]
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": 99, "source": "a"}'])
-def test_a_state_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "state.json").write_text(content)
-    with pytest.raises(InvalidInput, match="--state"):
-        watch(tmp_path)
 
 
 def test_a_state_of_another_log_is_refused(tmp_path: Path, monkeypatch) -> None:

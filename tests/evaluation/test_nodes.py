@@ -107,13 +107,6 @@ def test_a_run_that_measured_throughput_alone_has_its_error(runs: Path) -> None:
     assert error == pytest.approx(compared["predicted"] / 100.0 - 1.0)
 
 
-def test_what_makes_scores_is_explained() -> None:
-    with connect() as session:
-        kernels, replays = (session.explain(name) for name in ("kernel_scores", "backtest_scores"))
-    assert "\nmissing   kernel_evaluations\n" in kernels
-    assert "\nmissing   backtests, measured_runs\n" in replays and "Simulate measured runs" in replays
-
-
 def test_commands_keep_their_tables(sweep: Path, runs: Path, tmp_path: Path, capsys: Any) -> None:
     scored, replayed = tmp_path / "scores.duckdb", tmp_path / "replayed.duckdb"
     words = ["--sweep", str(sweep), "--train-gpus", "a100_sxm,h100_sxm", "--test-gpus", "l40s", "-o", str(scored)]

@@ -1,14 +1,12 @@
 """A correction learns what an expression leaves, at unseen sites too, and stays within its bounds elsewhere."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 from kernelsight.fitting import correction as module
 from kernelsight.fitting.correction import correction_rows, fit_correction
 from kernelsight.fitting.pack_rows import correction_arrays
-from kernelsight.kernels.network import MOST, Network, correction, network_of, outside
+from kernelsight.kernels.network import MOST, correction, network_of, outside
 
 # share of a fit's steps: enough for what holds of a rough one too
 FEW_STEPS = 0.1
@@ -116,30 +114,6 @@ def test_equal_sweeps_give_equal_corrections():
         assert np.array_equal(values, getattr(again.network, name)), name
 
 
-@pytest.mark.whole
-def test_steps_that_are_taken_in_several_calls_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep, trained = _sweep(40), []
-    # as many numbers as the teachers of the fits of this file have: compiled with them
-    words = np.ones((40, 6), np.float32)
-    goals, inputs = np.tile(sweep["log_ratio"], (module.TEACHERS, 1)), sweep["features"].astype(np.float32)
-    for steps_of_call in (module.CALL_STEPS, 4):
-        monkeypatch.setattr(module, "CALL_STEPS", steps_of_call)
-        trained.append(module._train(inputs, words, goals, np.ones_like(goals), 10, seed=0))
-    for one, other in zip(*trained, strict=True):
-        for values, others in zip(one, other, strict=True):
-            np.testing.assert_array_equal(values, others)
-
-
-def test_the_learning_rate_is_one_cycle() -> None:
-    import jax
-    import optax
-
-    steps = np.array([0, 1, 50, 99, 100, 101, 500, 999, 1000])
-    declared = optax.cosine_onecycle_schedule(1000, module.LEARNING_RATE, 0.1)
-    own, expected = jax.jit(lambda steps: (module._learning_rate(steps, 1000), jax.vmap(declared)(steps)))(steps)
-    np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-9)
-
-
 def test_rows_of_a_pack_hold_the_network(fitted):
     sweep, fit = fitted
     network, nodes = network_of(correction_arrays(correction_rows("gemm", "h100_sxm", fit, "a test")[::-1]))
@@ -149,16 +123,6 @@ def test_rows_of_a_pack_hold_the_network(fitted):
     }
     kept = _delta(fit._replace(network=network), sweep["features"], sweep["kernels"])
     assert kept == pytest.approx(_delta(fit, sweep["features"], sweep["kernels"]), abs=0.01)
-
-
-def test_compiled_code_gives_the_same(fitted):
-    import jax
-    import jax.numpy as jnp
-
-    sweep, fit = fitted
-    node = np.zeros(len(sweep["features"]), dtype=int)
-    compiled = np.asarray(jax.jit(partial(correction, jnp))(sweep["features"], node, Network(*fit.network)))
-    assert compiled == pytest.approx(correction(np, sweep["features"], node, fit.network), abs=1e-3)
 
 
 def test_few_sites_are_all_learnt_from():

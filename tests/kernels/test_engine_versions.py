@@ -189,7 +189,7 @@ def test_versions_that_a_source_likens_to_a_swept_one_take_its_time() -> None:
     }
     assert (logs["0.11.1"] == logs["0.16.0"]).all() and (logs["0.16.0"] == logs["0.24.0"]).all()
     assert (logs["0.17.0"] == logs["0.18.0"]).all() and (logs["0.18.0"] == logs["0.19.1"]).all()
-    assert (logs["0.17.0"] > logs["0.16.0"] + 0.5).all()
+    assert (logs["0.17.0"] > logs["0.16.0"] + 0.05).all() and (logs["0.17.0"] < logs["0.16.0"] + 0.4).all()
     assert not version_at(pack, "moe", kernel, "h200_sxm", "0.11.1").measured
     rows = rows_of_part(pack, "moe", "version").to_pylist()
     likened = [row for row in rows if "triton_kernels 3.6.0" in row["source"]]

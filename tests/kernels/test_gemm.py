@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kernelsight.kernels import gemm, streaming
 
-RATES = ("clock_per_us", "memory_bytes_per_us", "math_flops_per_us", "uncut_flops_per_us", "l2_bytes", "tdp_w")
 H100 = {
     "sm_count": 132.0,
     "clock_per_us": 1830.0,
@@ -31,11 +27,6 @@ for _gpu in GPUS.values():
     _gpu["uncut_flops_per_us"], _gpu["inline_ecc"] = _gpu["math_flops_per_us"], float(_gpu is L40S)
 COLD = 1e15
 FACTS = Path(gemm.__file__).resolve().parents[1] / "catalog" / "implementations"
-FORMS = {
-    "gemm": (gemm.gemm, gemm.COEFFICIENTS),
-    "batched_gemm": (gemm.batched_gemm, gemm.BATCHED_COEFFICIENTS),
-    "quantize": (streaming.quantize, streaming.QUANTIZE_COEFFICIENTS),
-}
 
 
 def starts(coefficients: tuple = gemm.BATCHED_COEFFICIENTS, **changed: float) -> dict[str, float]:
@@ -62,51 +53,6 @@ def random_products(seed: int, rows: int = 400, **widths: float) -> dict:
     random = np.random.default_rng(seed)
     sizes = np.floor(np.exp(random.uniform(0.0, np.log([[1e5], [1e5], [1e5], [64.0]]), (4, rows))))
     return product(*sizes, **widths)
-
-
-def coefficients_between(seed: int) -> dict[str, float]:
-    """Return coefficients drawn between their bounds, the structural ones among their ends."""
-    random = np.random.default_rng(seed)
-    return {
-        one.name: float(random.integers(0, 2))
-        if one.owner == "fixed"
-        else float(np.exp(random.uniform(np.log(one.low), np.log(one.high))))
-        for one in gemm.BATCHED_COEFFICIENTS
-    }
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**31), name=st.sampled_from(sorted(GPUS)), rate=st.sampled_from(RATES))
-def test_inv_10_a_faster_gpu_slows_no_product_whatever_the_coefficients(seed: int, name: str, rate: str) -> None:
-    at, call = coefficients_between(seed), random_products(seed)
-    call["working_set_bytes"] = call["bytes"] * 6.0
-    before = gemm.batched_gemm(np, call, GPUS[name], at)[0]
-    for factor in (1.01, 1.7, 300.0):
-        faster = {**GPUS[name], rate: GPUS[name][rate] * factor}
-        assert (gemm.batched_gemm(np, call, faster, at)[0] <= before * (1.0 + 1e-12)).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**31),
-    size=st.sampled_from(["m", "n", "k", "batch"]),
-    widths=st.sampled_from([(2.0, 2.0), (1.0, 1.0), (0.516, 2.0), (0.5625, 0.5625)]),
-)
-def test_more_work_is_never_faster_whatever_the_coefficients(seed: int, size: str, widths: tuple[float, float]) -> None:
-    at = coefficients_between(seed)
-    shape = {name: random_products(seed, 1)[name] for name in ("m", "n", "k", "batch")}
-    shape[size] = np.unique(np.floor(1.05 ** np.arange(230)))
-    times = gemm.batched_gemm(np, product(**shape, weight_bytes=widths[0], act_bytes=widths[1]), H100, at)[0]
-    assert (np.diff(times) >= -1e-12 * times[1:]).all()
-    assert times[-1] > times[0]
-
-
-@pytest.mark.parametrize("name", sorted(GPUS))
-def test_a_cold_product_never_beats_the_roofline(name: str) -> None:
-    call, gpu = random_products(3, 5000), GPUS[name]
-    floor = np.maximum(call["flops"] / gpu["math_flops_per_us"], call["bytes"] / gpu["memory_bytes_per_us"])
-    best = starts(compute_efficiency=1.0, memory_efficiency=1.0)
-    assert (gemm.gemm(np, call, gpu, best)[0] > floor).all()
 
 
 def test_warm_weights_are_never_slower_than_cold_ones() -> None:
@@ -186,23 +132,6 @@ def test_a_batch_of_one_is_a_product_after_a_gap() -> None:
     assert np.array_equal(batched[1], alone[1])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_float32_agrees_and_stays_finite_far_outside_what_was_measured(seed: int) -> None:
-    import jax
-    import jax.numpy as jnp
-
-    at, call = coefficients_between(seed), random_products(seed)
-    sizes = [call[name] * scale for name, scale in (("m", 10.0), ("n", 10.0), ("k", 10.0), ("batch", 1.0))]
-    call = product(*sizes)
-    exact = gemm.batched_gemm(np, call, H100, at)[0]
-    narrow = {name: jnp.asarray(values, jnp.float32) for name, values in call.items()}
-    rounded = np.asarray(jax.jit(lambda given: gemm.batched_gemm(jnp, given, H100, at)[0])(narrow))
-    assert np.isfinite(rounded).all()
-    assert (rounded > 0.0).all()
-    # a tile more or less where a ratio of float32 rounds across a whole number
-    assert np.quantile(np.abs(rounded / exact - 1.0), 0.99) < 1e-4
-
-
 def test_every_coefficient_has_a_finite_slope() -> None:
     import jax
     import jax.numpy as jnp
@@ -239,28 +168,6 @@ MEASURED = (
 def test_unfitted_coefficients_are_near_measured_products(gpu: str, m: int, n: int, k: int, measured_us: float) -> None:
     predicted = gemm.gemm(np, product(m, n, k), GPUS[gpu], starts())[0]
     assert predicted == pytest.approx(measured_us, rel=0.25)
-
-
-@pytest.mark.parametrize("family", FORMS)
-def test_facts_name_structure_of_the_expression(family: str) -> None:
-    with (FACTS / f"{family}.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    fixed = {one.name for one in FORMS[family][1] if one.owner == "fixed"}
-    lineages: dict[str, set[str]] = {}
-    for row in rows:
-        lineages.setdefault(row["implementation"], set()).add(row["lineage"])
-        assert bool(row["coefficient"]) == bool(row["value"])
-        assert row["coefficient"] in fixed | {""}
-        assert row["source"]
-    assert all(len(names) == 1 for names in lineages.values())
-    assert len({(row["implementation"], row["coefficient"]) for row in rows}) == len(rows)
-
-
-@pytest.mark.parametrize("family", FORMS)
-def test_coefficients_start_within_their_bounds(family: str) -> None:
-    for one in FORMS[family][1]:
-        assert one.low <= one.start <= one.high, one.name
-        assert one.low > 0.0 or one.owner == "fixed", one.name
 
 
 def test_a_cache_that_holds_the_bytes_quantises_faster_than_dram() -> None:

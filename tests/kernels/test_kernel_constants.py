@@ -11,6 +11,7 @@ import pytest
 
 from kernelsight.catalog.tables import contracts, facts
 from kernelsight.kernels.coefficients import Coefficient
+from kernelsight.kernels.families import COMMUNICATION, FAMILIES
 from kernelsight.kernels.kernel_constants import (
     UNKNOWN,
     constants_at,
@@ -210,12 +211,6 @@ def test_a_gpu_without_a_fit_has_the_mean_factors_of_its_siblings() -> None:
     assert at(ampere, "fa3", "a100_pcie")["floor_us"] == pytest.approx(4.0 * 0.9)
 
 
-def test_without_the_gpu_s_own_sweep_nothing_fitted_to_it_counts() -> None:
-    found = at(FITTED, "fa3", measured=False)
-    assert found["tensor_factor"] == pytest.approx(2.0 * 1.5 * 1.2)
-    assert found["floor_us"] == pytest.approx(4.0)
-
-
 def test_a_fit_that_left_a_generation_out_is_read_alone() -> None:
     left_out = [
         constant("tensor_factor", 3.0, without="hopper"),
@@ -256,3 +251,28 @@ def test_rows_of_a_part_are_read_where_they_stand_together_and_searched_for_wher
         assert parts_there(table) == words
     assert rows_of_part(together, "norm", "choice").num_rows == 0
     assert parts_there(together.slice(0, 0)) == []
+
+
+# where engines run a kernel, which no expression reads
+SERVED = {"served", "served_to", "joins_prompts", "answers_w4a16_mxfp4", "stated"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts_state_the_structure_that_an_expression_reads_once_and_with_a_source(family: str) -> None:
+    coefficients = FAMILIES[family].latency_model.coefficients
+    assert all(one.low <= one.start <= one.high and (one.low > 0.0 or one.owner == "fixed") for one in coefficients)
+    fixed = {one.name: one for one in coefficients if one.owner == "fixed"}
+    rows = [row for row in facts("kernel_implementations").to_pylist() if row["family"] == family]
+    assert len({(row["implementation"], row["coefficient"]) for row in rows}) == len(rows)
+    stated: dict[str, dict[str, set[str]]] = {}
+    for row in rows:
+        assert row["source"].strip() and bool(row["coefficient"]) == (row["value"] is not None), row
+        own = stated.setdefault(row["lineage"], {}).setdefault(row["implementation"], set())
+        if row["coefficient"] and row["coefficient"] not in SERVED:
+            own.add(row["coefficient"])
+            assert fixed[row["coefficient"]].low <= row["value"] <= fixed[row["coefficient"]].high, row
+    kernels = [kernel for lineage in stated.values() for kernel in lineage]
+    assert len(kernels) == len(set(kernels)), "a kernel of two lineages"
+    # what one kernel states and its sibling leaves out would be inherited, meant or not
+    if family in ("decode_attention", "mla_decode", *COMMUNICATION):
+        assert all(len(set(map(frozenset, lineage.values()))) == 1 for lineage in stated.values())

@@ -58,12 +58,6 @@ def test_a_pack_is_read_as_it_was_written_and_equal_packs_are_equal_bytes(tmp_pa
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
-def test_the_order_of_rows_does_not_change_a_pack(tmp_path: Path) -> None:
-    write_pack(rows_of(NODES), tmp_path / "a.parquet")
-    write_pack(rows_of(NODES[::-1]), tmp_path / "b.parquet")
-    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
-
-
 def test_families_that_a_pack_lacks_start_with_what_their_expressions_declare() -> None:
     rows = with_assumed(rows_of(NODES))
     assumed = [row for row in rows.to_pylist() if row["assumed"]]

@@ -12,7 +12,6 @@ import pytest
 
 import kernelsight as ks
 from kernelsight.cli.main import main
-from kernelsight.errors import KernelSightError
 from kernelsight.forward.call_files import read_calls
 from kernelsight.forward.forward_step import predict_calls, predict_step
 from kernelsight.kernels.calls import family_table, sizes_of
@@ -142,72 +141,6 @@ def test_a_file_is_written_whole_and_the_number_of_rows_noted(tmp_path: Path, ca
     assert pq.read_table(target)["latency_us"].to_pylist()[0] > 0
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"flops": None}, "missing column flops. `kernelsight tables kernel_calls` lists the columns."),
-        ({"family": None, "flops": None, "shape": None}, "missing columns family, name, shape, flops."),
-        ({"extra": 1}, "unknown column extra."),
-        ({"family": "gem"}, "unknown kernel family 'gem'. Did you mean gemm or batched_gemm?"),
-        ({"shape": {"m": 16, "n": 4}}, "1 gemm calls have no shape field k"),
-        ({"family": "prefill_attention", "shape": {**CHUNK, "head_dim": None}}, "have no shape field head_dim"),
-        (
-            {"family": "prefill_attention", "shape": {**CHUNK, "cached_tokens": None}},
-            "have no shape field cached_tokens",
-        ),
-        ({"family": "prefill_attention", "shape": {**CHUNK, "window": -1}}, "has window = -1; give positive sizes."),
-        ({"family": "sparse_attention", "shape": {"queries": 1, "heads": 1, "width": 1}}, "have no shape field pairs"),
-        ({"family": "moe", "shape": {**EXPERTS, "experts": None}}, "1 moe calls have no shape field experts"),
-        ({"shape": {"m": 16, "n": 4, "k": 4, "q": 1}}, "shape has unknown fields q; known fields: "),
-        ({"shape": {"m": 0, "n": 4, "k": 4}}, "a gemm call has m = 0; give positive sizes."),
-        ({"shape": {"m": 2**60, "n": 4, "k": 4}}, f"a gemm call has m = {2**60}; give at most {2**53}."),
-        ({"shape": {"m": 16.5, "n": 4.0, "k": 4.0}}, "the shape field m must hold whole numbers"),
-        ({"shape": {"m": "a", "n": "4", "k": "4"}}, "the shape field m must hold whole numbers"),
-        ({"shape": [16, 4, 4]}, "column shape is list<int64>, expected struct<"),
-        ({"flops": float("nan")}, "column flops has NaN or infinity"),
-        ({"flops": -1.0}, "column flops: 1 row fails 'flops >= 0' (row 1: -1.0 FLOP)"),
-        ({"count": 0}, "a gemm call has count = 0; give at least one launch."),
-        ({"math": "fp7"}, "a gemm call has math = fp7; give one of bf16"),
-    ],
-)
-def test_rows_that_are_refused(change: dict, words: str, tmp_path: Path) -> None:
-    row = {name: value for name, value in {**GEMM, **change}.items() if value is not None}
-    with ks.connect() as session, pytest.raises(KernelSightError) as refused:
-        predict_calls(session, str(write(tmp_path, [row])), "h100_sxm", None)
-    assert words in str(refused.value)
-
-
-def test_a_call_twice_and_no_call_at_all_are_refused(tmp_path: Path) -> None:
-    with ks.connect() as session:
-        with pytest.raises(KernelSightError, match="1 duplicate key"):
-            predict_calls(session, str(write(tmp_path, [{**GEMM, "call": "a"}] * 2)), "h100_sxm", None)
-        pq.write_table(pa.Table.from_pylist([GEMM]).slice(0, 0), tmp_path / "none.parquet")
-        with pytest.raises(KernelSightError, match="the file has no kernel calls; give at least one row."):
-            predict_calls(session, str(tmp_path / "none.parquet"), "h100_sxm", None)
-
-
-def test_files_that_are_no_parquet(tmp_path: Path) -> None:
-    junk = tmp_path / "junk.parquet"
-    with ks.connect() as session:
-        with pytest.raises(
-            KernelSightError, match=r"file .* does not exist; --calls takes a Parquet table of kernel calls\."
-        ):
-            predict_calls(session, str(junk), "h100_sxm", None)
-        for content in (b"", b"junk", b"PAR1" + b"x" * 40 + b"PAR1"):
-            junk.write_bytes(content)
-            with pytest.raises(
-                KernelSightError, match=r"cannot be read as Parquet \(.*\); --calls takes a Parquet table"
-            ):
-                predict_calls(session, str(junk), "h100_sxm", None)
-
-
-def test_flags_of_a_step_are_refused_beside_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = str(write(tmp_path, [GEMM]))
-    for words in (["--model", "qwen3-0.6b"], ["--phase", "decode"], ["--batch-size", "1"]):
-        assert main(["predict", "--calls", path, "--gpu", "l4", *words]) == 2
-        assert capsys.readouterr().err == f"kernelsight: --calls reads its own kernels; remove {words[0]}.\n"
-
-
 def on(tmp_path: Path, gpu: str, *rows: dict) -> list[dict]:
     """Return the latencies of rows of a file on a GPU."""
     with ks.connect() as session:
@@ -221,20 +154,6 @@ def test_a_kernel_that_is_asked_for_by_name_answers(tmp_path: Path) -> None:
     assert "deepgemm" in deepgemm["evidence"] and "cutlass_block_fp8" in cutlass["evidence"]
     assert left_out["evidence"] == on(tmp_path, "h100_sxm", large)[0]["evidence"]
     assert cutlass["latency_us"] != deepgemm["latency_us"]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "change", "sentence"),
-    [
-        ("a100_sxm", {"math": "fp8"}, "math = fp8, which a100_sxm does not have; give one of bf16, fp16, fp32, int8"),
-        ("t4", {}, "math = bf16, which t4 does not have; give one of fp16, fp32, int8"),
-        ("h100_sxm", {"math": "fp4", "format": "nvfp4"}, "math = fp4, which h100_sxm does not have"),
-        ("h100_sxm", {"implementation": "cublass"}, "unknown implementation 'cublass'. Did you mean cublas"),
-    ],
-)
-def test_what_a_gpu_or_the_sweeps_do_not_have_is_refused(gpu: str, change: dict, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(KernelSightError, match=sentence):
-        on(tmp_path, gpu, GEMM | change)
 
 
 def test_fp32_runs_at_the_rate_of_matrix_cores_where_there_are_any(tmp_path: Path) -> None:

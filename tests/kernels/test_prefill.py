@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kernelsight.kernels.prefill import COEFFICIENTS, attention
 
@@ -142,69 +140,6 @@ def test_fp8_gains_less_than_its_peak() -> None:
     )
     assert whole / half == pytest.approx(2**0.6, rel=0.03)
     assert whole / none == pytest.approx(1.0, rel=0.001)
-
-
-SIZES = st.fixed_dictionaries(
-    {
-        "new": st.floats(1.0, 1e6), "cached": st.floats(0.0, 1e6), "batch": st.floats(1.0, 1024.0),
-        "heads": st.sampled_from([1.0, 8.0, 96.0]), "group": st.sampled_from([1.0, 4.0, 8.0]),
-        "head_dim": st.sampled_from([64.0, 72.0, 128.0, 192.0, 512.0]),
-        "window": st.sampled_from([0.0, 128.0, 8192.0]),
-    }
-)  # fmt: skip
-FITTED = [one for one in COEFFICIENTS if one.owner != "fixed"]
-
-
-@st.composite
-def anywhere(draw: st.DrawFn) -> dict[str, float]:
-    """Coefficients anywhere in their bounds, with the structure of some kernel."""
-    at = {one.name: draw(st.floats(one.low, one.high)) for one in FITTED}
-    structure = {
-        "query_tile": draw(st.sampled_from([16.0, 64.0, 256.0])), "key_tile": draw(st.sampled_from([32.0, 128.0])),
-        "packs_group": draw(st.sampled_from([0.0, 1.0])), "skips_window": draw(st.sampled_from([0.0, 0.8, 1.0])),
-        "splits_keys": draw(st.sampled_from([0.0, 1.0])),
-        "row_padding": draw(st.sampled_from([0.0, 0.5])),
-    }  # fmt: skip
-    return {**START, **at, **structure}
-
-
-def sized(of: dict[str, float], **changed: float) -> dict[str, np.ndarray]:
-    of = {**of, **changed}
-    heads = max(of["heads"], of["group"])
-    names = ("batch", "head_dim", "window")
-    return call_of(of["new"], of["cached"], heads=heads, kv_heads=heads / of["group"], **{n: of[n] for n in names})
-
-
-@settings(max_examples=300, deadline=None)
-@given(of=SIZES, at=anywhere(), name=st.sampled_from(["new", "cached", "batch", "heads"]), factor=st.floats(1.0, 50.0))
-def test_more_work_is_never_faster(of: dict, at: dict, name: str, factor: float) -> None:
-    factor = 8.0 if name == "heads" else factor
-    before, after = (times(sized(of, **change), **at) for change in ({}, {name: of[name] * factor}))
-    assert np.isfinite(after)
-    assert before > 0.0
-    assert after >= before * (1.0 - 1e-9)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    of=SIZES, at=anywhere(), factor=st.floats(1.0, 100.0),
-    rate=st.sampled_from(["math_flops_per_us", "uncut_16_bit_flops_per_us", "clock_per_us", "memory_bytes_per_us"]),
-    working_set=st.sampled_from([1e6, 3e7, COLD]),
-)  # fmt: skip
-@pytest.mark.whole
-def test_inv_10_a_faster_gpu_is_never_slower(of: dict, at: dict, rate: str, factor: float, working_set: float) -> None:
-    call = {**sized(of), "working_set_bytes": np.array(working_set)}
-    gpu = {**H100, "uncut_16_bit_flops_per_us": 0.5 * MATH}
-    assert times(call, {**gpu, rate: gpu[rate] * factor}, **at) <= times(call, gpu, **at) * (1.0 + 1e-9)
-
-
-@settings(max_examples=300, deadline=None)
-@given(of=SIZES, at=anywhere())
-def test_cold_attention_never_beats_the_roofline(of: dict, at: dict) -> None:
-    call = sized(of)
-    # the edge of a window is rounded off by some hundred-thousandths
-    assert times(call, **at) >= call["flops"] / MATH * (1.0 - 1e-4)
-    assert times(call, **at) >= call["bytes"] / DRAM * (1.0 - 1e-4)
 
 
 @pytest.mark.parametrize("window", [0.0, 4096.0])

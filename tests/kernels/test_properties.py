@@ -82,7 +82,7 @@ def test_inv_10_a_faster_gpu_slows_no_kernel(
 def test_some_rate_matters_to_each_family() -> None:
     """Raising every rate tenfold halves at least large kernels, so that the test above compares something."""
     for family in FAMILIES:
-        calls = random_calls(family, 7, 300)
+        calls = random_calls(family, 7, 300, gpus=4)
         before = column(price(family, calls), "latency_us")
         raised = (column(price(family, calls, **faster(rate, 10.0)), "latency_us") for rate in RATES)
         assert any(np.max(before / after) > 2.0 for after in raised), family
@@ -138,9 +138,9 @@ GROWING = [
     ("decode_attention", "context"), ("decode_attention", "batch"), ("mla_decode", "context"),
     ("mla_decode", "batch"), ("prefill_attention", "cached_tokens"), ("prefill_attention", "new_tokens"),
     ("prefill_attention", "batch"), ("mla_prefill", "cached_tokens"), ("encoder_attention", "new_tokens"),
-    ("sparse_attention", "keys"), ("linear_attention", "tokens"), ("linear_attention", "sequences"), ("moe", "tokens"),
-    ("gemm", "n"), ("gemm", "k"), *((family, "rows") for family in STREAMING),
-    *((family, "elements") for family in LINKED),
+    ("sparse_attention", "keys"), ("sparse_attention", "queries"), ("linear_attention", "tokens"),
+    ("linear_attention", "sequences"), ("moe", "tokens"), ("gemm", "n"), ("gemm", "k"),
+    *((family, "rows") for family in STREAMING), *((family, "elements") for family in LINKED),
 ]  # fmt: skip
 SIZES = np.unique(np.floor(1.13 ** np.arange(110)))
 
@@ -239,7 +239,7 @@ ALONE = ("gemm", "prefill_attention", "decode_attention", "moe", "norm", "all_re
 
 @pytest.mark.parametrize(
     ("family", "block_rows"),
-    [*((family, 1 << 40) for family in ALONE), *((family, 512) for family in ("norm", "gemm"))],
+    [*((family, 1 << 40) for family in ALONE), ("norm", 512)],
 )
 def test_a_row_alone_equals_the_row_among_others(family: str, block_rows: int) -> None:
     # alone, its GPU and arithmetic are numbers, not columns

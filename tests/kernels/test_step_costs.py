@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from kernelsight.kernels.pricing import distinct_rows
 from kernelsight.session import Session, connect
 from tests.asked import give_plan
 from tests.sweeps.conftest import LOAD
@@ -198,28 +197,3 @@ def test_a_signature_that_was_priced_before_is_not_lowered_again():
     with connect() as session:
         give_deployments(session, [slower, {**BASE, "tp": 2}])
         assert session.table("step_costs").sort_by(KEY).equals(mixed)
-
-
-@pytest.mark.whole
-def test_other_facts_are_priced_anew(served: Session):
-    own = served.table("step_costs")
-    gpus = served.table("gpus").to_pylist()
-    twice = [{**row, "memory_bandwidth_bytes_per_s": 2.0 * row["memory_bandwidth_bytes_per_s"]} for row in gpus]
-    models = served.table("models").to_pylist()
-    wider = [{**row, "vocab": 2 * row["vocab"]} for row in models]
-    for name, rows in (("gpus", twice), ("models", wider)):
-        with served.fork() as fork:
-            fork.give(name, rows)
-            found = fork.table("step_costs").drop_columns(["dynamic_energy_j"])
-            assert not found["gpu_us"].equals(own["gpu_us"]), name
-            assert found.sort_by(KEY).equals(fork.query(ORACLE).sort_by(KEY).cast(found.schema)), name
-
-
-def test_distinct_rows_are_those_of_a_sort():
-    random = np.random.default_rng(0)
-    columns = [random.integers(0, 4, 500).astype(float) for _ in range(4)]
-    kept, number = distinct_rows(columns)
-    rows = np.stack(columns, axis=1)
-    assert np.array_equal(rows[kept][number], rows)
-    assert kept.size == np.unique(rows, axis=0).shape[0]
-    assert np.array_equal(kept, np.sort(kept)) and np.array_equal(np.unique(number), np.arange(kept.size))

@@ -30,12 +30,6 @@ def test_every_row_finds_its_words_and_no_two_combinations_are_equal(
     assert [tuple(one.values()) for one in found] == kinds
 
 
-def test_a_subset_of_columns_and_their_order() -> None:
-    table = pa.table({"gpu": ["b", "a", "b"], "engine": ["x", "y", "x"], "dtype": ["p", "q", "r"]})
-    found, number = combinations(table, ["engine", "gpu"])
-    assert (found, number.tolist()) == ([{"engine": "x", "gpu": "b"}, {"engine": "y", "gpu": "a"}], [0, 1, 0])
-
-
 @pytest.mark.parametrize("names", [NAMES, NAMES[:1]])
 def test_no_rows_have_no_combinations(names: tuple[str, ...]) -> None:
     table = pa.table({name: pa.array([], pa.string()) for name in NAMES})

@@ -155,52 +155,6 @@ def test_large_kernels_take_a_little_more_than_their_bound(family: str, sizes: d
     assert 1.9 < twice["latency_us"] / row["latency_us"] < 2.1
 
 
-def test_a_batch_of_products_is_one_product_of_as_many_tiles() -> None:
-    sizes = {"m": 512.0, "n": 512.0, "k": 4096.0}
-    batched, single = by_hand("batched_gemm", {"batch": 1.0, **sizes}), by_hand("gemm", sizes)
-    assert batched["latency_us"] == single["latency_us"]
-    assert by_hand("batched_gemm", {"batch": 16.0, **sizes})["tiles"] % 16 == 0
-
-
-def test_mla_decode_reads_one_latent_vector_for_all_heads() -> None:
-    """Sixteen heads and one read the same cache, but for their own queries and outputs."""
-    sizes = {**LATENT, "batch": 64.0, "context": 32767.0}
-    one_head, sixteen = (by_hand("mla_decode", {**sizes, "heads": heads}) for heads in (1.0, 16.0))
-    cache_us = 64 * 2 * 32768 * 576 / BYTES_PER_US
-    assert one_head["latency_us"] > cache_us
-    assert sixteen["latency_us"] - one_head["latency_us"] < 0.05 * cache_us
-
-
-def test_one_short_sequence_leaves_decode_attention_on_its_floor() -> None:
-    row = by_hand("decode_attention", {**PAIR, "batch": 1.0, "context": 0.0, "window": 0.0})
-    assert row["latency_us"] < 2.0 * (starts("decode_attention")["floor_us"] + 2.0)
-    assert row["eta"] > 50.0
-
-
-def test_prefill_attention_by_hand() -> None:
-    at = starts("prefill_attention")
-    sizes = {"batch": 1.0, "new_tokens": 8192.0, "cached_tokens": 0.0, **GROUPED, "window": 0.0}
-    # four query heads share the rows of a tile, half a tile of keys lies beyond the edge of each
-    query_tile, key_tile = at["query_tile"], at["key_tile"]
-    waves = 8 * (8192 * 4 / query_tile + at["row_padding"]) / 132
-    keys = 8193 / 2 + max(query_tile / 4, key_tile) / 2
-    exponential_us = at["exponential_factor"] / (16 * 132 * CLOCK_PER_US)
-    pair_us = at["tensor_factor"] * 4 * 128 / BF16_PER_US + exponential_us
-    piece = 512 + 8192 * waves
-    longest = 8192 * piece / p_norm(8192, piece, 2)
-    work_us = (waves * keys + at["longest_factor"] * longest) * pair_us * 132 * query_tile
-    block_us = at["tile_overhead_us"] * p_norm(waves, 1.0, 2) * 1800 / CLOCK_PER_US
-    query_bytes, kv_bytes = 4 * 8192 * 32 * 128, 4 * 8192 * 8 * 128
-    # its tensors were written just before, 168 MB of which 0.7 of L2 keep hardly any
-    hits = 1 / (1 + ((query_bytes + kv_bytes) / (at["l2_share"] * 52428800)) ** 6)
-    dram_us = at["memory_factor"] / BYTES_PER_US
-    byte_us = (1 - hits) * dram_us + hits / (64 * 132 * CLOCK_PER_US)
-    copied_bytes = at["query_passes"] * query_bytes + at["kv_passes"] * kv_bytes
-    copies_us = copied_bytes * (byte_us + 1 / (10 * 132 * CLOCK_PER_US))
-    expected = at["floor_us"] + p_norm(work_us + block_us, (query_bytes + kv_bytes) * byte_us, 2) + copies_us
-    assert by_hand("prefill_attention", sizes)["latency_us"] == near(expected)
-
-
 @pytest.mark.parametrize("rows", [64.0, 2048.0, 65536.0])
 def test_streaming_kernels_by_hand(rows: float) -> None:
     # a mebibyte out of L2, 32 MiB at its edge, 1 GiB out of DRAM
@@ -252,14 +206,6 @@ def test_constants_of_a_kernel_reach_its_calls_alone() -> None:
     assert slow["latency_us"] - plain["latency_us"] == pytest.approx(4.0, rel=1e-5)
     assert slow["evidence"].endswith(": slow")
     assert plain["evidence"].endswith(": plain")
-
-
-@pytest.mark.parametrize(
-    ("gpu", "math", "same_as"), [("a100_sxm", "fp8", "bf16"), ("h100_sxm", "fp4", "bf16"), ("v100_sxm", "bf16", "fp16")]
-)
-def test_a_dtype_that_the_gpu_lacks_runs_at_its_16_bit_rate(gpu: str, math: str, same_as: str) -> None:
-    sizes = {"m": 4096.0, "n": 4096.0, "k": 4096.0}
-    assert one("gemm", sizes, gpu, math) == one("gemm", sizes, gpu, same_as)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -55,15 +55,6 @@ def test_units_are_read_and_others_are_not_guessed(tmp_path):
     assert row["ttft_ms"] == 250.0 and "e2e_ms" not in row
 
 
-def test_lines_that_are_none_are_counted(tmp_path):
-    text = FILE.read_text().rstrip("\n")
-    broken = save(tmp_path / "a.jsonl", text.replace("\n", "\n[1, 2]\n", 1)[:-40])
-    tables = read_logs(broken)
-    assert faults(tables)["unreadable_line"] == 2
-    [said] = [row for row in tables["log_faults"].to_pylist() if row["rule"] == "unreadable_line"]
-    assert said["example"] == "line 2" and said["rows"] == "dropped"
-
-
 def test_cancelled_and_failed(tmp_path):
     first, *rest = [json.loads(json.dumps(e)) for e in ENTRIES if "error" not in e]
     first["metadata"]["was_cancelled"] = True

@@ -77,17 +77,6 @@ def test_damaged_files(name, data):
     read(content, role)
 
 
-@pytest.mark.parametrize("name", ORIGINALS)
-def test_originals_are_read_under_any_name(name):
-    content, role = ORIGINALS[name]
-    if name.startswith("metrics_"):  # one snapshot alone is refused
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log.txt"
-        path.write_bytes(content)
-        assert read_logs(**{{"requests": "paths"}.get(role, role): path})["production_logs"].num_rows
-
-
 @random_worlds(100, few=12)
 @given(content=st.binary(max_size=300), role=st.sampled_from(["requests", "steps", "metrics", "kernels"]))
 def test_any_bytes(content, role):

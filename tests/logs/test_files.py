@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.logs.files import HEAD_BYTES, documents, open_log
+from kernelsight.logs.files import open_log
 from kernelsight.logs.json_outline import MOST_DEPTH, MOST_FIELDS, outline
-from kernelsight.logs.settings import stated_by
 from tests.logs.written import save
 
 
@@ -41,18 +40,3 @@ def test_an_outline_keeps_neither_texts_nor_depth_nor_names_without_end():
     deep = b'{"a": ' + b"[" * 10**5 + b"]" * 10**5 + b', "b": 1}'
     assert outline(deep) == {"a", "b"}
     assert len(outline(b"".join(b'{"%d": 1}' % n for n in range(MOST_FIELDS + 5)))) == MOST_FIELDS
-
-
-def test_documents_are_read_until_one_is_none(tmp_path):
-    file = open_log(save(tmp_path / "a", '{"a": 1}\n\n[2]\n'))
-    assert list(documents(file)) == [("document 1", {"a": 1}), ("document 2", [2])]
-
-
-def test_only_the_first_bytes_are_looked_at(tmp_path):
-    file = open_log(save(tmp_path / "a", '{"a": 1}\n' * HEAD_BYTES))
-    assert len(file.head) == HEAD_BYTES and file.fields == {"a"}
-
-
-@pytest.mark.parametrize("line", ["", "non-default args: {", "non-default args: {1: f()}", "non-default args: [1]"])
-def test_lines_of_arguments_that_are_none(line):
-    assert stated_by(line) == {}

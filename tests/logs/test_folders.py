@@ -99,16 +99,6 @@ def test_a_folder_is_one_log(tmp_path):
     assert "hidden" not in found.values()
 
 
-def test_files_beside_a_folder_and_single_files_are_named_too(tmp_path):
-    folder_of(tmp_path, "vllm_bench.json")
-    tables = read_logs([tmp_path], steps=DATA / "fpm.jsonl.gz")
-    rows_ = rows(tables, "production_files")
-    assert [(Path(row["path"]).name, "folder" in row) for row in rows_] == [
-        ("vllm_bench.json", True),
-        ("fpm.jsonl.gz", False),
-    ]
-
-
 def test_requests_in_two_formats_are_refused_until_one_is_named(tmp_path):
     folder_of(tmp_path, "vllm_bench.json", "sglang_requests.log")
     sentence = refusal(tmp_path)

@@ -31,13 +31,6 @@ def test_values():
     assert faults(tables) == {"idle_heartbeat": 1, "clock_of_steps": 4}
 
 
-def test_bare_records_without_numbers_are_counted(tmp_path):
-    bare = [record["event"]["fpm"] | {"counter_id": 0} for record in RECORDS]
-    tables = read_logs(steps=save(tmp_path / "a.jsonl", lines(bare)))
-    assert [row["step"] for row in rows(tables, "production_steps")] == [0, 1, 2, 4]
-    assert rows(tables, "production_logs")[0]["clock"] == "none"
-
-
 def test_samples_and_repeats_are_counted(tmp_path):
     sampled = json.loads(json.dumps(RECORDS).replace('"full"', '"sampled"'))
     assert faults(read_logs(steps=save(tmp_path / "a.jsonl", lines(sampled))))["sampled"] == 4

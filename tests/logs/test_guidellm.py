@@ -63,13 +63,6 @@ def test_a_closed_loop_has_no_intended_times(tmp_path):
     assert rows(tables, "production_logs")[0]["max_concurrency"] == 4
 
 
-def test_requests_before_the_measurement_are_warmups(tmp_path):
-    sent = sorted(entry["info"]["timings"]["request_start"] for entry in BENCHMARK["requests"]["successful"])
-    times = BENCHMARK["scheduler_metrics"] | {"measure_start_time": sent[2]}
-    report = REPORT | {"benchmarks": [BENCHMARK | {"scheduler_metrics": times, "warmup_duration": 0.5}]}
-    assert faults(read_logs(save(tmp_path / "a.json", report)))["warmup"] == 2
-
-
 def test_reports_of_the_first_versions(tmp_path):
     """Fields as in guidellm 0.2.1 (benchmark/benchmark.py, scheduler/result.py), which state no version."""
     at = 1_750_000_000.0

@@ -55,13 +55,6 @@ def test_failures_and_retries(tmp_path):
     assert PROMPT not in str([table.to_pylist() for table in tables.values()])
 
 
-def test_answers_that_were_not_streamed_have_no_ttft(tmp_path):
-    whole = inference_perf_request(0)
-    whole["info"]["response_metrics"] = {"output_tokens": 4}
-    [row] = rows(read_logs(save(tmp_path / "a.json", [whole])))
-    assert "ttft_ms" not in row and row["e2e_ms"] == pytest.approx(82.0, abs=0.01)
-
-
 def test_an_empty_report_is_refused(tmp_path):
     assert "has no request" in refusal(save(tmp_path / "a.json", [1, 2]), format="inference-perf")
 

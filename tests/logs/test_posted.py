@@ -109,15 +109,6 @@ def test_a_server_log_is_shown_over_time_and_replayed_where_a_length_is_stated()
         assert rows_of == {"output_tokens_per_s": 220.0, "running": 4.0} and answer["requests"] == 33
 
 
-def test_one_scrape_states_totals_since_the_start() -> None:
-    tables = read_logs(DATA / "metrics_after.txt")
-    assert faults(tables) == {"one_scrape": 14} and tables["production_windows"].num_rows == 0
-    found = {metric: value for (_, metric, _), value in statistics(tables).items()}
-    assert (found["requests"], found["prompt_tokens"], found["ttft_ms"]) == (13.0, 1300.0, 50.0)
-    _, lacks = stages(DATA / "metrics_after.txt")
-    assert lacks == ["how requests were sent (--request-rate or --max-concurrency)"]
-
-
 def test_requests_of_genai_perf_and_llmperf(tmp_path: Path) -> None:
     text = '{"experiments": [{"experiment": {"mode": "request_rate", "value": 4}, "requests": [%s]}]}'
     chunk = '{"response": "data: {\\"choices\\": [{\\"delta\\": {\\"content\\": \\"a\\"}}]}"}'

@@ -23,15 +23,6 @@ def test_two_texts_are_one_interval():
     assert "end_s" not in row and rows(tables, "production_logs")[0]["clock"] == "none"
 
 
-def test_two_texts_the_other_way_round_are_the_same_interval():
-    first, second = (
-        rows(read_logs(metrics=files), "production_windows") for files in ([BEFORE, AFTER], [AFTER, BEFORE])
-    )
-    strip = [{name: value for name, value in row.items() if name != "log_id"} for row in (*first, *second)]
-    assert len(strip) == 2 and strip[0] == strip[1]
-    assert not faults(read_logs(metrics=[AFTER, BEFORE]))
-
-
 def test_answers_of_the_api(tmp_path):
     series = {
         ("vllm:prompt_tokens_total", "a"): [100, 300, 600],
@@ -106,14 +97,6 @@ def test_the_newer_name_wins_where_both_are_exposed(tmp_path):
         series["vllm:" + name + "_seconds_count", "a"] = [0, 10]
     [row] = rows(read_logs(metrics=save(tmp_path / "a.json", matrix(series))), "production_windows")
     assert row["itl_mean_ms"] == pytest.approx(8.0)
-
-
-def test_what_cannot_be_used_is_counted_or_refused(tmp_path):
-    series = {("vllm:num_requests_running", "a"): [1, 2], ("node_load1", "a"): [1, 2]}
-    answer = matrix(series)
-    answer["data"]["result"][0]["values"].append([START + 30, "NaN"])
-    tables = read_logs(metrics=save(tmp_path / "a.json", answer))
-    assert faults(tables) == {"unnamed_series": 1, "unreadable_value": 1}
 
 
 def power_of(metric: str, values: dict[tuple[str, str], list[float]]) -> list[dict]:

@@ -92,6 +92,11 @@ CASES: list[tuple[str, list[Any], str]] = [
         ],
         "looks like a table of requests; try --columns arrival_s=start_time output_tokens=completion_tokens",
     ),
+    (
+        "requests",
+        [{"created": 1, "usage": {"prompt_tokens": 9, "words": 7}, "ttft": 2}],
+        "requests: --columns arrival_s=created prompt_tokens=usage.prompt_tokens ttft_ms=ttft; it lacks output",
+    ),
     ("requests", ["Mean TTFT (ms): 49.1\n"], "states ttft_ms, and lacks a load (requests, duration or a rate)"),
     (
         "requests",

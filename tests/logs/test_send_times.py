@@ -36,12 +36,6 @@ def test_a_closed_loop_sends_when_a_request_ends(tmp_path: Path, name: str) -> N
     assert "sent_by_rule" in {row["rule"] for row in tables["log_faults"].to_pylist()}
 
 
-@pytest.mark.parametrize("name", ["vllm_bench.json", "sglang_bench.jsonl"])
-def test_without_a_rate_and_a_limit_all_are_sent_at_once(tmp_path: Path, name: str) -> None:
-    rows = read_logs(result(tmp_path, name, request_rate="inf", max_concurrency=None))["production_requests"]
-    assert set(rows["sent_s"].to_pylist()) == {0.0}
-
-
 def test_a_rate_is_drawn_and_says_so(tmp_path: Path) -> None:
     tables = read_logs(result(tmp_path, "sglang_bench.jsonl", request_rate=4.0, max_concurrency=None))
     rows = tables["production_requests"]
@@ -78,14 +72,6 @@ def test_a_table_of_other_names_gets_its_columns_proposed(tmp_path: Path) -> Non
     words["e2e_ms"] = "total (ms)"
     row = read_logs(path, columns=words)["production_requests"].to_pylist()[0]
     assert (row["ttft_ms"], row["e2e_ms"], row["prompt_tokens"]) == (50.0, 90.0, 100)
-
-
-def test_a_table_that_lacks_a_latency_gets_none_proposed(tmp_path: Path) -> None:
-    path = tmp_path / "own.csv"
-    path.write_text("ts,in_tok,out_tok\n1,100,10\n")
-    with pytest.raises(InvalidInput, match="of no known format") as refused:
-        read_logs(path)
-    assert "--columns" not in str(refused.value)
 
 
 def test_a_rate_within_chance_is_not_noted(tmp_path: Path) -> None:

@@ -29,13 +29,6 @@ def test_values_are_those_of_the_file():
             assert row["tokens_per_chunk"] == 3.0
 
 
-def test_arrivals_at_a_rate_are_drawn():
-    tables = read_logs(FILE)
-    assert faults(tables)["sent_drawn"] == 10
-    assert {row["sent_from"] for row in rows(tables)} == {"drawn"}
-    assert rows(tables, "production_logs")[0]["clock"] == "monotonic"
-
-
 def test_the_servers_arguments_are_settings_without_its_secrets(tmp_path):
     info = FIRST["server_info"] | {"api_key": "secret", "version": "0.5.23", "internal_states": [{"load": 1}]}
     tables = read_logs(save(tmp_path / "a.jsonl", FIRST | {"server_info": info}))

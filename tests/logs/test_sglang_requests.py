@@ -28,18 +28,6 @@ def test_values_and_stages():
     assert (found[3]["accepted_tokens"], found[3]["decode_steps"]) == (8, 8)
 
 
-def test_aborted_requests_are_cancelled():
-    tables = read_logs(FILE)
-    assert faults(tables) == {"cancelled": 1}
-    row = rows(tables)[4]
-    assert (row["status"], row["error"]) == ("cancelled", "abort") and "ttft_ms" not in row
-
-
-def test_without_metrics_arrivals_are_unknown(tmp_path):
-    text = FILE.read_text().replace("request_received_ts", "unset")
-    assert faults(read_logs(save(tmp_path / "a.log", text)))["no_arrivals"] == 6
-
-
 def test_compressed_and_cut_off(tmp_path):
     text = FILE.read_text()
     whole = save(tmp_path / "a.log.gz", text)

@@ -14,16 +14,6 @@ FILE = DATA / "vllm_bench.json"
 FIRST = json.loads(FILE.read_text().splitlines()[0])
 
 
-def test_each_object_is_a_run():
-    tables = read_logs(FILE)
-    first, second = rows(tables, "production_logs")
-    assert (first["log_id"], second["log_id"]) == ("vllm_bench#1", "vllm_bench#2")
-    assert (first["requests"], first["completed"], second["requests"]) == (10, 8, 4)
-    assert first["clock"] == "monotonic" and "start_unix_s" not in first
-    assert (first["requested_rate"], first["max_concurrency"]) == (20.0, 2)
-    assert "requested_rate" not in second  # inf is no limit
-
-
 def test_values_are_those_of_the_file():
     found = [row for row in rows(read_logs(FILE)) if row["log_id"] == "vllm_bench#1"]
     order = sorted(range(10), key=FIRST["start_times"].__getitem__)
@@ -58,16 +48,6 @@ def test_faults_and_settings_of_a_run():
     assert faults(tables)["chunked"] == 8
     assert settings(tables) == {"model": "demo", "tensor_parallel_size": "2", "gpu": "h100_sxm"}
     assert statistics(tables)["run", "ttft_ms", "p99"] == json.loads(FILE.read_text().splitlines()[1])["p99_ttft_ms"]
-
-
-def test_without_details_only_statistics_are_read():
-    tables = read_logs(DATA / "vllm_bench_plain.json")
-    assert tables["production_requests"].num_rows == 0
-    assert faults(tables) == {"statistics_only": 1}
-    stated = json.loads((DATA / "vllm_bench_plain.json").read_text())
-    found = statistics(tables)
-    assert found["run", "ttft_ms", "p50"] == stated["median_ttft_ms"]
-    assert found["run", "requests", "total"] == 4
 
 
 def test_older_files_have_no_times_of_sending_which_are_drawn(tmp_path):

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from kernelsight.fitting.training import call_rows
@@ -16,9 +15,9 @@ from kernelsight.measure.cuda.attention import shape_of
 from kernelsight.measure.cuda.device import open_gpu
 from kernelsight.measure.device import CannotMeasure
 from kernelsight.measure.rows import row_of, sweep_schema
-from kernelsight.measure.run import measure_suite, time_point
+from kernelsight.measure.run import time_point
 from kernelsight.measure.suite import FAMILIES as FAMILIES_TO_MEASURE
-from kernelsight.measure.suite import Point, Rule, read_suite
+from kernelsight.measure.suite import Point, Rule
 from kernelsight.measure.timing import Watch
 from tests.measure import fake_cupy, fake_libraries
 from tests.measure.fake_cupy import LAUNCH_US, State
@@ -161,33 +160,6 @@ def test_flash_attention_is_of_the_version_that_vllm_runs(
             CannotMeasure, match="FlashAttention 2, which vLLM uses on this GPU, does not support an 8-bit cache"
         ):
             gpu.prepare(eight_bit)
-
-
-@pytest.mark.whole
-def test_what_a_library_raises_is_the_reason_of_its_points_alone(
-    tmp_path: Path, state: State, calls: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FlashInfer fails when it is planned, PyTorch while its launches are captured: all else is measured."""
-
-    def plan(*_: object, **__: object) -> None:
-        raise KeyError("no module for sm_90")
-
-    def attend(*_: object, **__: object) -> None:
-        if state.capturing is not None:
-            raise NotImplementedError("no capture\nsecond line")
-        state.count()
-
-    monkeypatch.setattr(sys.modules["flashinfer"].BatchDecodeWithPagedKVCacheWrapper, "plan", plan)
-    monkeypatch.setattr(sys.modules["torch"].nn.functional, "scaled_dot_product_attention", attend)
-    monkeypatch.setattr("kernelsight.measure.cuda.gemm.CublasLt", lambda: (_ for _ in ()).throw(OSError("no symbol")))
-    suite = read_suite("quick")
-    found = measure_suite(open_gpu(0, None), suite, tmp_path / "sweep.parquet")
-    assert found.left == 0 and found.measured + found.failed == len(suite.points)
-    reasons = {family: set(why) for family, (_, why) in found.families.items()}
-    assert reasons["gemm"] == {"no symbol"} and reasons["norm"] == set()
-    assert reasons["decode_attention"] >= {"flashinfer-python rejects it: 'no module for sm_90'", "no capture"}
-    assert reasons["prefill_attention"] >= {"no capture"} and found.families["prefill_attention"][0] > 0
-    assert pq.read_metadata(tmp_path / "sweep.parquet").num_rows == found.measured > 100
 
 
 @pytest.mark.parametrize("when", ["built", "launched"])

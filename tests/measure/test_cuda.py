@@ -44,27 +44,6 @@ from tests.measure import fake_cupy, nvrtc
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "sm_count": 132, "memory_bytes": 150754820096}
 
 
-@pytest.mark.parametrize("architecture", ["compute_75", "compute_89"])
-def test_the_kernels_compile_for_generations_without_and_with_fp8(architecture: str) -> None:
-    path = nvrtc.library()
-    if path is None:
-        pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
-    ptx, log = nvrtc.compiled(program(), architecture, path)
-    assert ptx, log
-    for name in (
-        "rms_norm",
-        "paged_kv_write",
-        "quantize_per_block",
-        "top_k_top_p",
-        "read_all",
-        "fill_slots",
-        "paged_decode",
-    ):
-        assert f".entry {name}(" in ptx
-    # the conversion is the hardware's where there is one
-    assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (int(architecture[8:]) >= 89)
-
-
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.whole
 def test_the_kernels_assemble_and_blocks_of_1024_threads_fit_the_registers(architecture: str) -> None:
@@ -236,17 +215,3 @@ def test_the_command_that_a_missing_gpu_names_exists(monkeypatch: pytest.MonkeyP
     words = str(refusal.value).split("`")[1].split()
     assert words[:3] == ["python", "-m", "kernelsight"]
     assert parser().parse_args(words[3:]).part == "measure"
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ([], "calibrate measure needs -o FILE"),
-        (["-o", "sweep.csv"], "use one of .parquet"),
-        (["-o", "sweep.parquet", "--time-limit", "0"], "--time-limit is 0.0; give a finite number above 0"),
-        (["-o", "sweep.parquet", "--suite", "fast"], "unknown suite 'fast'"),
-    ],
-)
-def test_words_that_are_refused(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", "measure", *words]) == 2
-    assert sentence in capsys.readouterr().err

@@ -14,15 +14,10 @@ from kernelsight.measure.run import measure_suite
 from kernelsight.measure.suite import SUSTAINED, Point, Rule, Suite, read_suite
 from kernelsight.measure.timing import WORKED_SECONDS
 from tests.measure.simulated import Simulated
-from tests.measure.test_fitted import kernel_us, moved, norm_us
+from tests.measure.test_fitted import kernel_us
 
 FLOOR_US, BYTES_PER_US = 4.0, 2.2e6
 PLAN = ["calibrate", "plan", "--gpu", "h200_sxm", "--models", "llama-3.1-8b", "--format", "json"]
-
-
-def truth_us(point: Point) -> float:
-    """Kernels that move their rows at one rate above a floor, and launches that take the floor."""
-    return FLOOR_US + (moved(point) / BYTES_PER_US if "rows" in point.sizes else 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -100,25 +95,3 @@ def test_a_product_at_the_sustained_clock_moves_what_is_served_and_no_sweep(
         for more in ([], ["--pack", str(pack)])
     )
     assert before < 6000.0 < after < 9000.0
-
-
-@pytest.mark.whole
-def test_a_minute_on_a_simulated_gpu_is_served(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stated = json.loads(plan.read_text())
-    stated["entries"] = [one for one in stated["entries"] if one["family"] in ("launch", "norm", "activation")]
-    suite, sweep, pack = tmp_path / "few.json", tmp_path / "mine.parquet", tmp_path / "pack.parquet"
-    suite.write_text(json.dumps(stated))
-    device = Simulated(truth_us, noise=0.01, moved=lambda point: moved(point) if "rows" in point.sizes else 0)
-    assert measure_suite(device, read_suite(str(suite)), sweep).measured == 9
-    assert main(["calibrate", "fit", "--few", str(sweep), "--onto", "default", "-o", str(pack)]) == 0
-    said = capsys.readouterr().err
-    assert "6 points of 2 kernels in 2 families" in said
-    assert "an empty launch of h200_sxm takes" in said and "floors of all kernels times 1.6" in said
-    unmeasured = said.partition("not measured, so as without points: ")[2].split("\n")[0].split(", ")
-    assert {"gemm", "moe", "all_reduce"} <= set(unmeasured) and not {"norm", "activation"} & set(unmeasured)
-    before = norm_us(capsys, "--tier", "cross-generation", "--pack", str(pack))
-    after = norm_us(capsys, "--tier", "points-measured", "--pack", str(pack))
-    expected = truth_us(Point("norm", "", "", "warm", (("columns", 4096), ("rows", 64))))
-    assert after["tier"] == "points-measured"
-    assert abs(after["latency_us"] / expected - 1.0) < 0.15 < abs(before["latency_us"] / expected - 1.0)
-    assert after["p05_us"] < expected < after["p95_us"]

@@ -5,11 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,20 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.caches.durable import locked
 from kernelsight.caches.journal import journal_path
-from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.run import Outcome, measure_suite, read_points
 from kernelsight.measure.suite import Rule, Suite, suite_of
 from kernelsight.measure.timing import HOPELESS_POINTS, SLOWED_FAULT
-from tests.measure import killed
 from tests.measure.simulated import Simulated, SimulatedReplay
-
-ROOT = Path(__file__).resolve().parents[2]
-POINT_LINE = re.compile(r"\d+/\d+ ")  # the report of a point: its number, and the number of points to measure
 
 
 def suite(rows: int = 12) -> Suite:
@@ -46,39 +34,6 @@ def device(**how: object) -> Simulated:
 
 def measured(tmp_path: Path, on: Simulated, **how: object) -> Outcome:
     return measure_suite(on, suite(), tmp_path / "sweep.parquet", **how)
-
-
-def kill_until_done(target: Path, moments: random.Random, most: int) -> int:
-    """Start the process, kill it at a random moment, and start it again, ``most`` times; return the kills."""
-    before: list[dict] = []
-    for kills in range(most + 1):
-        words = [sys.executable, "-m", "tests.measure.killed", str(target)]
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "ready\n"
-            if kills < most:
-                time.sleep(moments.uniform(0.0, 0.06))
-                process.send_signal(signal.SIGKILL)
-            lines = process.stdout.read().splitlines()
-        path = journal_path(target)
-        _, records = read_points(path) if path.exists() else ({}, [])
-        if lines and lines[-1].startswith("all"):
-            assert lines[-1] == f"all {killed.POINTS}" and len(records) == killed.POINTS
-            return kills
-        # nothing of before is lost, what was reported is on the disk, and at most one point more than that
-        assert records[: len(before)] == before and len({row["point"] for row in records}) == len(records)
-        reported = sum(POINT_LINE.match(line) is not None for line in lines)
-        assert reported <= len(records) - len(before) <= reported + 1
-        before = records
-    raise AssertionError("it never ended")
-
-
-@pytest.mark.whole
-def test_a_kill_at_any_moment_loses_the_point_under_way_alone(tmp_path: Path) -> None:
-    target = tmp_path / "sweep.parquet"
-    assert kill_until_done(target, random.Random(5), 6) >= 3
-    table = conform(pq.read_table(target), contracts()["sweep_points"], origin="a sweep")
-    assert table.num_rows == killed.POINTS
-    assert {path.name for path in tmp_path.iterdir()} == {"sweep.parquet", "sweep.parquet.journal"}
 
 
 def test_a_damaged_journal_is_read_up_to_its_damage(tmp_path: Path) -> None:
@@ -108,13 +63,6 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("kernelsight.measure.run.sweep_schema", lambda: other)
     with pytest.raises(InvalidInput, match="journal has other columns than this version writes; use another -o FILE"):
         measured(tmp_path, device(), resume=True)
-
-
-def test_two_processes_do_not_measure_into_one_sweep(tmp_path: Path) -> None:
-    target = tmp_path / "sweep.parquet"
-    with locked(target), pytest.raises(InvalidInput, match=r"another process is writing .*sweep.parquet; wait"):
-        measured(tmp_path, device())
-    assert measured(tmp_path, device()).measured == 12
 
 
 @pytest.mark.parametrize("points", [0, 5])

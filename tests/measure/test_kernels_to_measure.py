@@ -111,28 +111,6 @@ def test_points_lie_apart_by_what_a_correction_sees_of_them() -> None:
     assert not place[4].any()
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--gpu", "gb200"], "calibrate plan needs -o FILE"),
-        (["--gpu", "gb200", "-o", "suite.parquet"], "use one of .json"),
-        (
-            ["--gpu", "gb200", "-o", "suite.json", "--minutes", "-1"],
-            "--minutes is -1.0; give a finite number above 0",
-        ),
-        (["--gpu", "gb20", "-o", "suite.json"], "unknown GPU 'gb20'"),
-        (["--gpu", "gb200", "-o", "suite.json", "--models", "lama"], "lama"),
-    ],
-)
-def test_words_that_are_refused(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["calibrate", "plan", *words]) == 2
-    assert sentence in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_equal_gains_are_chosen_in_order_whatever_the_rounding_of_their_sums() -> None:
     assert first_largest(np.array([0.1, 0.3, 0.1 + 0.2, 0.3 - 1e-16])) == 1
     assert first_largest(np.array([-1.0, -1.0 + 1e-12, -2.0])) == 0

@@ -131,14 +131,6 @@ def test_text_part_of_multimodal_models(architecture, columns, nested):
     assert weights(rows) == 2 * EMBEDDING + 8 * (ATTENTION + DENSE)
 
 
-def test_experts_of_qwen3_vl_and_glm_4_5v():
-    rows = catalogued("qwen3-vl-30b-a3b", mlp_only_layers=[0])
-    assert kinds(rows) == [("full_dense", 1, 0), ("full_moe", 47, 0)]
-    vision = CONFIGS["glm-4.5-air"] | {"architectures": ["Glm4vMoeForConditionalGeneration"], "vision_config": {}}
-    rows = read_config(vision, model="m", huggingface_id=None, source="here")
-    assert rows[0]["notes"] == "the vision tower is not modelled" and rows[0]["mtp_layers"] == 1
-
-
 def test_ernie_experts_begin_after_the_first_layers():
     rows = catalogued("ernie-4.5-21b-a3b-pt", num_nextn_predict_layers=1)
     assert kinds(rows) == [("full_dense", 1, 0), ("full_moe", 27, 0)]
@@ -209,11 +201,6 @@ def test_experts_of_a_latent_width():
         ("latent_down_proj", 1024, 4096),
         ("latent_up_proj", 4096, 1024),
     ]
-
-
-def test_layers_that_share_the_selection_of_an_earlier_one():
-    kinds = [(layer["layer_kind"], layer["count"], layer["index_heads"]) for layer in catalogued("glm-5.2")[1]]
-    assert kinds == [("sparse_dense", 3, None), ("sparse_moe", 57, 0), ("sparse_moe_2", 18, None)]
 
 
 def test_heads_differ_by_layer():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kernelsight.session import Session, connect
+from kernelsight.session import connect
 
 LOAD = {"request_rate": 20, "num_prompts": 24, "input_len": 300, "output_len": 16, "range_ratio": 0.5}
 SMALL = {"model": "qwen3-0.6b", "gpu": "l4", **LOAD}
@@ -21,13 +20,6 @@ KINDS = {
     "windows of attention": {"model": "gpt-oss-20b", "gpu": "h100_sxm"},
     "latent attention": {"model": "deepseek-v3", "gpu": "h200_sxm", "tensor_parallel_size": 8},
 }
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    """A session that nothing is given to."""
-    with connect() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="session")

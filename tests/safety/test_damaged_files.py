@@ -9,12 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kernelsight.errors import InvalidInput
 from kernelsight.session import connect
-from tests.conftest import random_worlds
 
 TABLES = ("fabrics", "gpus", "models")
 
@@ -45,22 +42,6 @@ def read_all(path: Path, content: bytes) -> str:
         assert "\n" not in str(error) and str(path) in str(error)
         return str(error)
     return ""
-
-
-@random_worlds(300, few=15)
-@given(share=st.floats(0, 1, exclude_max=True))
-def test_a_file_cut_at_any_byte_is_one_sentence(share: float, whole: bytes, place: Path) -> None:
-    assert read_all(place, whole[: int(share * len(whole))])
-
-
-@random_worlds(300, few=15)
-@given(share=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
-def test_a_changed_byte_is_one_sentence_or_changes_nothing(
-    share: float, change: int, whole: bytes, place: Path
-) -> None:
-    content = bytearray(whole)
-    content[int(share * len(whole))] ^= change
-    read_all(place, bytes(content))  # raises anything but InvalidInput
 
 
 def test_the_sentence_names_the_table_that_is_lost(whole: bytes, place: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -330,12 +330,6 @@ def changed(content: bytes, changes: list[tuple[float, str, bytes]]) -> bytes:
         else:
             content = content[:at] + spice + content[at + (len(spice) if how == "over" else 0) :]
     return content
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

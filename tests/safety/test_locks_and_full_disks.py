@@ -18,7 +18,7 @@ import pytest
 from kernelsight.caches.durable import durable_file, locked
 from kernelsight.cli.calibrate import fit
 from kernelsight.errors import InvalidInput, RunFailed
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 from tests.asked import sweep
 from tests.sweeps.conftest import LOAD, SMALL, rows_of, table_bytes
 
@@ -32,12 +32,6 @@ with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -14,13 +14,6 @@ from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.scenario.grid import read_grid
 from kernelsight.session import Session, connect
 from tests.safety.attacks import ATTACKS, READS
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    """Return one session for all queries: none of them may change it."""
-    with connect() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""The session and the command of the sweep's tests, here too."""
+"""The command of the sweep's tests, here too."""
 
-from tests.sweeps.conftest import command, session
+from tests.sweeps.conftest import command
 
-__all__ = ["command", "session"]
+__all__ = ["command"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,12 +31,6 @@ CHANGES = {
     "max_num_seqs": 8,
     "enable_chunked_prefill": False,
 }
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[ks.Session]:
-    with ks.connect() as opened:
-        yield opened
 
 
 def scenario_id(flags: dict[str, object]) -> str:

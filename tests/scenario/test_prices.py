@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kernelsight.errors import KernelSightError
 from kernelsight.scenario.prices import priced, read_prices
-from kernelsight.session import Session, connect
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as opened:
-        yield opened
+from kernelsight.session import Session
 
 
 def test_words_mappings_and_files(session: Session, tmp_path: Path):

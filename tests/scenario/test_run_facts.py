@@ -87,12 +87,3 @@ def test_a_changed_fact_makes_another_run(name: str, unchanged: dict[str, str]) 
     assert facts_with(name, with_a_change(table, contracts()[name])) != unchanged
     if table.num_rows:
         assert facts_with(name, table.slice(0, table.num_rows - 1)) != unchanged
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_a_given_table_makes_another_run(name: str, unchanged: dict[str, str]) -> None:
-    contract = contracts()[name]
-    row = row_of(contract)
-    given = facts_with(name, row)
-    assert given != unchanged
-    assert facts_with(name, with_a_change(row, contract)) != given

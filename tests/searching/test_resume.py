@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
-import kernelsight as ks
 from kernelsight.caches.journal import journal_path
 from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
-from tests.searching.made_spaces import made_rows, made_tables
+from tests.searching.made_spaces import made_tables
 
 SCENARIO = scenario_rows([{"space": "made", "gpu": "two", "budget_measurements": 30}])[0]
 
@@ -130,28 +122,3 @@ def test_the_best_is_the_median_of_its_runs_not_the_luckiest_draw():
     assert summary["best_us"] == pytest.approx(float(np.exp(np.median(np.log(own)))))
     assert max(row["run"] for row in rows) > 1
     assert summary["best_us"] > min(row["latency_us"] for row in rows if row["latency_us"])
-
-
-@pytest.mark.whole
-def test_a_process_that_is_killed_leaves_a_run_that_resumes(tmp_path):
-    path = tmp_path / "made.parquet"
-    pq.write_table(made_rows(), path)
-    target = tmp_path / "run.duckdb"
-    words = [sys.executable, "-m", "kernelsight", "search", "run", "--space", str(path), "--gpu", "two"]
-    words += ["--budget", "100", "-o", str(target)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    journal = journal_path(target)
-    while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 20):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    again = [*words, "--resume"] if journal.exists() else words
-    subprocess.run(again, check=True, capture_output=True, env=os.environ)
-    scenario = scenario_rows([{"space": "made", "gpu": "two", "budget_measurements": 100}])[0]
-    from kernelsight.searching.space_files import read_spaces
-
-    expected = search(read_spaces([path]), scenario)
-    with ks.connect(target, read_only=True) as saved:
-        assert saved.table("search_measurements").equals(expected["search_measurements"])
-        assert saved.table("search_rounds").equals(expected["search_rounds"])
-    assert not journal.exists()

@@ -8,12 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kernelsight.catalog.tables import contracts
-from kernelsight.dataflow.contract import conform
 from kernelsight.errors import ContractBroken, InvalidInput
 from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.space_files import chosen_space, identity, read_spaces, space_tables
-from tests.searching.made_spaces import made_rows, made_tables
+from tests.searching.made_spaces import made_tables
 
 
 def rows(*changes: dict) -> pa.Table:
@@ -23,18 +21,6 @@ def rows(*changes: dict) -> pa.Table:
     for name in ("latency_us", "cv", "compile_s", "benchmark_s"):
         schema = schema.append(pa.field(name, pa.float64()))
     return pa.Table.from_pylist([base | change for change in changes], schema.append(pa.field("samples", pa.int64())))
-
-
-def test_the_tables_keep_their_contracts():
-    for name, table in made_tables()._asdict().items():
-        assert conform(table, contracts()[name]).num_rows == len(table) > 0
-
-
-def test_a_file_is_read_whole(tmp_path):
-    pq.write_table(made_rows(), tmp_path / "made.parquet")
-    tables = read_spaces([tmp_path / "made.parquet"])
-    assert (len(tables.kernel_candidates), len(tables.kernel_measurements)) == (320, 960)
-    assert set(tables.kernel_measurements["status"].to_pylist()) == {"ok", "compile_failed"}
 
 
 def test_the_order_of_parameters_is_no_other_candidate():

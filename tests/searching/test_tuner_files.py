@@ -58,13 +58,6 @@ def test_entries_that_are_not_used_are_counted_by_reason(tmp_path):
     assert found.read == len(ENTRIES)
 
 
-@pytest.mark.parametrize("name", ["cache.json", "cache.json.gz"])
-def test_packed_and_plain_files_are_equal(tmp_path, name):
-    plain = read_tuner_file(written(tmp_path, cache(), "cache.json"))
-    other = read_tuner_file(written(tmp_path, cache(), name))
-    assert [row | {"source": ""} for row in other.rows] == [row | {"source": ""} for row in plain.rows]
-
-
 def test_a_cache_without_its_closing_braces_is_read_to_its_last_whole_entry(tmp_path):
     text = cache()
     whole = read_tuner_file(written(tmp_path, text))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +11,6 @@ import numpy as np
 import pytest
 
 import kernelsight as ks
-from kernelsight.serving.engine import inputs, replica
 from kernelsight.serving.runs.step_times import Deployed, deploy
 
 pytest.importorskip("starlette")
@@ -23,19 +19,13 @@ pytest.importorskip("prometheus_client")
 from kernelsight.server.app import Server
 from kernelsight.server.metrics import Metrics, RequestTimes
 from kernelsight.server.start import server_of
-from tests.server.asgi import Reply, VirtualLoop, ask, on_loop
+from tests.server.asgi import Reply, ask, on_loop
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 4, "max_model_len": 1024}
 OPTIONS = {
     **{"speed": 50.0, "seed": 0, "output_len": 12, "range_ratio": 0.5, "served_model_name": ["tiny"]},
     **{"tokenizer": None, "max_waiting_requests": 6},
 }
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[ks.Session]:
-    with ks.connect() as own:
-        yield own
 
 
 @pytest.fixture(scope="module")
@@ -271,46 +261,3 @@ def test_metrics_are_calculated_as_by_hand() -> None:
     expected |= {"num_preemptions_total": 6.0}
     assert {name: float(values[f"vllm:{name}{own}"]) for name in expected} == expected
     assert {float(values[f"vllm:{name}{other}"]) for name in expected} == {0.0}
-
-
-@pytest.mark.whole
-def test_what_256_clients_see(session: ks.Session, tmp_path: Path) -> None:
-    """Each token arrives when the simulation of the same arrivals says, at two speeds, by a clock that waits for us;
-    a comparison of the clients' log with the deployment names no cause."""
-    flags = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 256}
-    deployed = deploy(session, flags)
-    dice, count = np.random.default_rng(2), 300
-    sizes = dice.integers(20, 400, count), dice.integers(2, 80, count)
-    load = inputs.Load(np.cumsum(dice.exponential(1500.0, count)), *sizes)
-    out = replica.serve(load, *deployed.pool[:3]).out
-    events = sorted([(sent, 1) for sent in out.sent_us] + [(finish, -1) for finish in out.finish_us])
-    assert max(np.cumsum([step for _, step in events])) >= 256
-    for speed in (1.0, 0.1):
-        server = server_of(deployed, None, OPTIONS | {"speed": speed, "max_waiting_requests": 100})
-
-        async def one(number: int, server: Server = server, speed: float = speed) -> tuple[float, Reply]:
-            await asyncio.sleep(load.arrival_us[number] / 1e6 / speed)
-            sent_s = asyncio.get_running_loop().time()
-            prompt, output = dice.integers(0, 10**6, sizes[0][number]).tolist(), int(sizes[1][number])
-            body = {"prompt": prompt, "max_tokens": output, "stream": True}
-            return sent_s, await ask(server.app, "POST", "/v1/completions", body)
-
-        async def all_of_them() -> list[tuple[float, Reply]]:
-            return await asyncio.gather(*map(one, range(count)))
-
-        found = on_loop(server.app, all_of_them, VirtualLoop)
-        firsts, lasts = (np.array([reply.times_s[k] - sent_s for sent_s, reply in found]) for k in (0, -1))
-        assert [len(reply.parts) for _, reply in found] == sizes[1].tolist()  # a part for each token
-        np.testing.assert_allclose(firsts * 1e6 * speed, out.first_token_us - out.sent_us, rtol=0.0, atol=0.1)
-        np.testing.assert_allclose(lasts * 1e6 * speed, out.finish_us - out.sent_us, rtol=0.0, atol=0.1)
-    log = tmp_path / "clients.jsonl"
-    rows = [
-        {
-            "arrival_s": float(load.arrival_us[number]) / 1e6,
-            **{"prompt_tokens": int(sizes[0][number]), "output_tokens": int(sizes[1][number])},
-            **{"ttft_ms": firsts[number] * 1e3 * speed, "e2e_ms": lasts[number] * 1e3 * speed},
-        }
-        for number in range(count)
-    ]
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert session.compare(log=str(log), **flags).summary["cause"]["kind"] == "none"

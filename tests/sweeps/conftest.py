@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from kernelsight.cli.main import main
-from kernelsight.session import Session, connect
 
 LOAD = {"num_prompts": 24, "input_len": 300, "output_len": 12, "range_ratio": 0.5}
 SMALL = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 16, "max_model_len": 1024, "max_num_batched_tokens": 512}
@@ -31,13 +30,6 @@ def table_bytes(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    """A session that nothing is given to."""
-    with connect() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -71,18 +71,6 @@ def test_it_is_a_table_of_the_run_and_of_its_file(advised, tmp_path):
         assert saved.table("bottlenecks").num_rows > 0
 
 
-@pytest.mark.whole
-def test_several_scenarios_are_advised_in_one_call(advised):
-    with connect() as session:
-        found, _ = advice_of(session, [SHORT, SHORT | {"max_num_seqs": 32, "num_prompts": 32}])
-        assert found.num_rows and found.equals(advised.table("setting_advice"))
-        assert "setting_advice: available" in session.explain("setting_advice")
-        name = found["scenario_id"][0].as_py()
-        session.give("advice_questions", [{"scenario_id": name, "flags": "max_num_seqs"}])
-        with pytest.raises(InvalidInput, match="advice_questions has no JSON object in column flags"):
-            session.table("setting_advice")
-
-
 def test_a_scenario_whose_flags_are_not_known_has_none():
     with connect() as session:
         found = session.what_if([FLAGS | {"max_concurrency": 2}])

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.present.pages.simulate import simulation_page
-from kernelsight.present.show import lines_of
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, prefill_row, scenario_row
 from kernelsight.session import Session
-from tests.asked import give_plan, sweep
+from tests.asked import give_plan
 
 from .conftest import LOAD, SMALL, rows_of
 
@@ -132,38 +128,3 @@ def test_prompts_are_computed_by_one_side_only(served: Session) -> None:
         where prefill_deployment_id <> scenarios.deployment_id group by all order by all
     """).to_pylist()
     assert rows[0]["prompts"] > 0 and rows[1] == {"decodes": True, "prompts": 0}
-
-
-def test_a_sweep_says_the_same(session: Session, served: Session) -> None:
-    told = {row["scenario_id"]: row for row in served.table("scenario_summary").to_pylist()}
-    rows = session.what_if(GRID).summary.to_pylist()
-    assert len(told) == len(rows) == len(GRID)
-    for row in rows:
-        found = told[row["scenario_id"]]
-        assert {name: row[name] for name in found} == found
-    # INV-7
-    for row in (GRID[0], *GRID[-4:-2]):
-        (alone,) = sweep(session, [row]).to_pylist()
-        found = told[alone["scenario_id"]]
-        assert {name: alone[name] for name in found} == found
-
-
-def test_a_fault_of_either_side_is_told(session: Session) -> None:
-    (row,) = session.what_if(rows_of(max_concurrency=[1], prefill_replicas=[1], prefill_tp=[3])).summary.to_pylist()
-    assert "tensor-parallel size 3" in row["status"] and row["completed"] == 0
-
-
-@pytest.mark.whole
-def test_the_command_tells_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    from kernelsight.cli.main import main
-
-    words = "simulate --model qwen3-0.6b --gpu l4 --max-concurrency 4 --num-prompts 6 --isl 300 --osl 5"
-    apart = "--prefill-replicas 2 --prefill-tp 2 --kv-transfer-fabric infiniband_hdr"
-    assert main([*words.split(), *apart.split(), "--format", "json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["gpus"], answer["prefill_settings"]["tp"], answer["settings"]["tp"]) == (5, 2, 1)
-    assert any("infiniband_hdr port per GPU at 21.25 GB/s" in sentence for sentence in answer["assumed"])
-    assert 0 < answer["kv_transfer_mean_ms"] < answer["e2e_ms"]["mean"]
-    assert "prefill on 2 x l4 tp 2 pp 1 dp 1 ep 1" in "\n".join(lines_of(simulation_page(answer)))
-    assert main([*words.split(), "--prefill-tp", "2"]) == 2
-    assert "prefill_replicas is unset; set it" in capsys.readouterr().err

@@ -37,13 +37,6 @@ def test_questions_with_objectives_of_their_own_are_answered_in_one_call() -> No
         assert drawn == "found_rates: available, nothing to run."
 
 
-def test_what_makes_found_rates_is_explained() -> None:
-    with connect() as session:
-        drawn = session.explain("rate_statistics")
-    assert drawn.startswith("rate_statistics: 1 step\nmissing   rate_questions\n")
-    assert "   1  found_rates, rate_statistics\n      function: " in drawn
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kernelsight.errors import InvalidInput
 from kernelsight.session import Session
 from tests.asked import give_plan, summaries
 
@@ -45,31 +44,8 @@ def test_replicas_of_experts_share_nothing(session: Session) -> None:
     assert engines.count(four["scenario_id"]) == 4 and four["completed"] == LOAD["num_prompts"]
 
 
-def test_replicas_in_a_grid(session: Session) -> None:
-    found = session.what_if({**SMALL, **LOAD, "request_rate": 30.0, "replicas": [1, 2, 4]}).summary
-    rows = {row["replicas"]: row for row in found.to_pylist()}
-    assert {count: row["gpus"] for count, row in rows.items()} == {1: 1, 2: 2, 4: 4}
-    assert rows[4]["e2e_mean_ms"] < rows[1]["e2e_mean_ms"]
-
-
 @pytest.mark.whole
 def test_advice_doubles_the_replicas_that_are_stated(session: Session) -> None:
     run = session.simulate(**SMALL | {"max_num_seqs": 4}, **LOAD, max_concurrency=64, replicas=2)
     changes = {(row["setting"], row["stated"], row["value"]) for row in run.advice().to_pylist()}
     assert ("replicas", "2", "4") in changes and not [one for one in changes if one[0] == "data_parallel_size"]
-
-
-@pytest.mark.whole
-def test_sizing_finds_how_many_itself(session: Session) -> None:
-    question = {"gpus": ["l4"], "slo": {"ttft_p95_ms": 400.0}, "rate": 2.0, "max_gpus": 1, "tune": False}
-    flags = {"model": "qwen3-0.6b", "input_len": 64, "output_len": 8}
-    with pytest.raises(InvalidInput, match="size finds the number of replicas; remove replicas"):
-        session.size(**flags, replicas=2, **question)
-    line = """
-    spec:
-      replicas: 5
-      containers: [{image: vllm/vllm-openai, args: [--model, Qwen/Qwen3-0.6B, --max-num-seqs, "32"]}]
-    """
-    found = session.size(launch=line, input_len=64, output_len=8, **question)
-    assert found.chosen["gpus"] == found.chosen["instances"] == 1 and "replicas" not in found.chosen
-    assert found.launch == ["vllm serve Qwen/Qwen3-0.6B --max-num-seqs 32"]

@@ -55,7 +55,7 @@ def test_questions_are_a_table() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("vllm", "give ENGINE:VERSION"), ("vllm:", "give ENGINE:VERSION"), ("tgi:2.0", "unknown engine 'tgi'")],
+    [("vllm", "give ENGINE:VERSION"), ("0.24.1", "such as vllm:0.24.1"), ("tgi:2.0", "unknown engine 'tgi'")],
 )
 def test_an_engine_without_a_version_is_refused(text: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):

@@ -61,6 +61,10 @@ LASTING_FLOPS, THROTTLED_RATIO, ONE_IN_TWENTY = 1e12, 1.5, 0.95
 # large all-reduces are bound by the link: three sweeps of RTX PRO 6000 take 2.4 times their median (15 GB/s of PCIe's
 # 64), others at most 1.2
 LARGE_BYTES, SLOW_LINK_RATIO, HALF = 2**22, 2.0, 0.5
+# experts spread over GPUs: vLLM 0.19's MXFP4 experts took as long with a 128th of them on each GPU as with all, so that
+# the collector computed all on each. Nine of ten large calls take 0.99 times as long; elsewhere at most 0.63
+UNSPREAD_RATIO, FEWEST_TOKENS, FEWEST_GPUS, ONE_IN_TEN = 0.95, 1024, 4, 0.1
+EXPERTS = [*SWEEP, "kernel_source", "dtype"]
 DEEPEP_DEFAULT = "_20sm"
 # SGLang expands the keys and values of prompts; its collector ran what it runs for decode steps
 ABSORBED = ("flash_attention", "triton")
@@ -184,6 +188,9 @@ def _checked(rows: pl.DataFrame, gpu: str, family: str) -> pl.DataFrame:
     elif family == "all_reduce":
         large = rows.filter(pl.col("bytes") >= LARGE_BYTES)
         checks.append(("slow_link", is_slow.is_in(slow_sweeps(large, ["bytes", "gpus"], HALF, SLOW_LINK_RATIO))))
+    elif family == "moe":
+        is_unspread = pl.struct(EXPERTS).is_in(unspread_experts(rows))
+        checks.append(("experts_not_spread", is_unspread & (pl.col("moe_ep") > 1)))
     reasons = [pl.when(bad).then(pl.lit(reason)) for reason, bad in checks]
     return rows.with_columns(pl.coalesce(*reasons, pl.lit(None, pl.String)).alias("not_fitted")).drop("not_default")
 
@@ -200,6 +207,20 @@ def slow_sweeps(rows: pl.DataFrame, key: list[str], quantile: float, least_ratio
     ratios = pairs.filter(is_other).group_by(*SWEEP, *key).agg(ratio.alias("ratio"))
     slow = ratios.group_by(SWEEP).agg(pl.col("ratio").quantile(quantile)).filter(pl.col("ratio") >= least_ratio)
     return slow.sort(SWEEP).select(SWEEP).to_dicts()
+
+
+def unspread_experts(rows: pl.DataFrame) -> list[dict[str, str]]:
+    """Return the kernels (columns EXPERTS) that take as long with a part of the experts on each GPU as with all.
+
+    ``rows``: measured calls of experts on one GPU, with latency_us and reason.
+    """
+    large = rows.filter(pl.col("reason").is_null() & (pl.col("tokens") >= FEWEST_TOKENS))
+    large = large.with_columns(all_experts=pl.col("experts") * pl.col("moe_ep"))
+    call = [*EXPERTS, "distribution", "tokens", "hidden", "intermediate", "all_experts", "top_k", "moe_tp"]
+    whole = large.filter(pl.col("moe_ep") == 1).group_by(call).agg(pl.col("latency_us").median().alias("whole_us"))
+    parts = large.filter(pl.col("moe_ep") >= FEWEST_GPUS).join(whole, on=call)
+    ratio = (pl.col("latency_us") / pl.col("whole_us")).quantile(ONE_IN_TEN)
+    return parts.group_by(EXPERTS).agg(ratio).filter(pl.col("latency_us") >= UNSPREAD_RATIO).select(EXPERTS).to_dicts()
 
 
 def _with_static(rows: pl.DataFrame) -> pl.DataFrame:

@@ -194,7 +194,8 @@ def _capacity(answer: Mapping[str, Any]) -> str | None:
     if answer["capacity"] is None:
         return None
     bounds = interval(answer["capacity_low"], answer["capacity_high"])
-    return f"{number(answer['capacity'])} ({bounds}; limit: {answer['capacity_limit']}), {percent(answer['load'])}"
+    limit = "limit: " if answer["capacity_limit"] != "KV cache" else "batch limit: "
+    return f"{number(answer['capacity'])} ({bounds}; {limit}{answer['capacity_limit']}), {percent(answer['load'])}"
 
 
 def _tiers_and_sessions(answer: Mapping[str, Any]) -> dict[str, Any]:

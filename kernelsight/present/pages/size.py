@@ -57,9 +57,9 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str], short: Mapping[
     not_measured = dict(reversed(not_measured.items()))
     counts = Counter(answer["launch"])
     launch = [
-        f"{counts[command]} × {line}" if counts[command] > 1 and not number else line
+        f"{counts[command]} × {line}" if counts[command] > 1 and not place else line
         for command in counts
-        for number, line in enumerate(command.split("\n"))
+        for place, line in enumerate(command.split("\n"))
     ]
     reasons = Counter(_kind(row["reason"]) for row in answer["left_out"])
     left_out = [

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelsight.catalog.tables import catalogue_yaml
-from kernelsight.errors import InvalidInput
+from kernelsight.errors import InvalidInput, shown
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.redaction import redacted_words
 from kernelsight.scenario.launch.documents import other_text, plain_text
@@ -65,6 +65,8 @@ def read_commands(text: str) -> list[Command]:
     [('vllm', ['Qwen/Qwen3-8B', '-tp', '2'])]
     """
     if not text.startswith("@"):
+        if len(text) < 256 and not re.search(r"\s", text) and Path(text).is_file():
+            raise InvalidInput(f"the launch text {shown(text)} is the name of a file; write @ before it to read it.")
         return commands_in(text, "the launch text")
     path = Path(text[1:])
     origin = f"the launch file {path}"

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
 
 from kernelsight import errors
 from kernelsight.errors import shown
@@ -79,6 +77,8 @@ def _read_parquet(path: Path, data: bytes, columns: str | None) -> RawTrace:
 
 def _read_csv(path: Path, data: bytes, columns: str | None) -> RawTrace:
     """Read the fields of a CSV file as text; like Arrow, row numbers skip empty lines."""
+    from pyarrow import csv  # 10 ms that commands without a trace do not need
+
     header = _csv_header(data)
     trace_format = recognise(path, header, columns)
     used, unused = [f for f in trace_format.fields() if f in header], Faults()
@@ -90,18 +90,18 @@ def _read_csv(path: Path, data: bytes, columns: str | None) -> RawTrace:
         # text in quotes may have line ends: then rows are counted instead
         return f"line {filled[row + 1]}" if row + 1 < len(filled) else f"row {row + 1}"
 
-    def keep_ragged(row: pa.csv.InvalidRow) -> str:
+    def keep_ragged(row: csv.InvalidRow) -> str:
         ragged.append(row.number - 2)
         problem = f"{row.actual_columns} fields instead of {row.expected_columns}"
         unused.add("ragged", 1, place(ragged[-1]), problem)
         return "skip"
 
     try:
-        columns = pa.csv.read_csv(
+        columns = csv.read_csv(
             pa.py_buffer(data if data.endswith(b"\n") else data + b"\n"),
-            read_options=pa.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # threads lose the row's number
-            parse_options=pa.csv.ParseOptions(invalid_row_handler=keep_ragged),
-            convert_options=pa.csv.ConvertOptions(
+            read_options=csv.ReadOptions(use_threads=False, block_size=1 << 24),  # threads lose the row's number
+            parse_options=csv.ParseOptions(invalid_row_handler=keep_ragged),
+            convert_options=csv.ConvertOptions(
                 include_columns=used,
                 column_types=dict.fromkeys(used, pa.string()),
                 null_values=[""],
@@ -148,10 +148,12 @@ def _read_json_lines(path: Path, data: bytes, columns: str | None) -> RawTrace:
     types |= dict.fromkeys(trace_format.names(), pa.int64() if numbered else pa.string())
     types[trace_format.hash_ids] = pa.list_(pa.int64())
     schema = pa.schema([(f, types[f]) for f in trace_format.fields()])
-    options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    from pyarrow import json
+
+    options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     try:
-        blocks = pa.json.ReadOptions(block_size=1 << 24)  # longest line
-        columns = pa.json.read_json(pa.py_buffer(data), read_options=blocks, parse_options=options)
+        blocks = json.ReadOptions(block_size=1 << 24)  # longest line
+        columns = json.read_json(pa.py_buffer(data), read_options=blocks, parse_options=options)
         columns.validate(full=True)  # the reader accepts text that is not UTF-8
     except pa.ArrowInvalid:
         return _read_json_line_by_line(path, data, trace_format)

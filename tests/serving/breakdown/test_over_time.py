@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelsight.serving.breakdown import step_kernels
 from kernelsight.serving.breakdown.step_kernels import spread, widest_windows
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 from kernelsight.sweeps.runs import WhatIf
 from tests.present.conftest import KINDS, SMALL
 
@@ -96,36 +93,6 @@ def test_a_prompt_alone_in_a_step_has_the_kernels_that_predict_shows(session: Se
     shared = set(found) & set(wanted)
     assert {"qkv_proj", "gate_up_proj", "prefill_attention", "lm_head"} <= shared
     assert {name: found[name] for name in shared} == pytest.approx({name: wanted[name] for name in shared}, rel=0.01)
-
-
-def test_the_mixture_changes_with_the_load(session: Session, tmp_path: Path) -> None:
-    requests = [(0.0, 2000, 2), *((3.0 + 0.001 * i, 16, 64) for i in range(8))]
-    rows = [
-        {"request_id": i, "arrival_s": s, "prompt_tokens": p, "output_tokens": o}
-        for i, (s, p, o) in enumerate(requests)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "trace.parquet")
-    run = session.simulate(model="qwen3-0.6b", gpu="l4", trace=str(tmp_path / "trace.parquet"))
-    shares = run.sql("""
-        select start_s < 2 as early, sum(total_us) filter (family = 'prefill_attention') / sum(total_us) as share
-        from kernel_breakdown_over_time group by all order by early desc
-    """).fetchall()
-    assert shares[0][1] > 5 * shares[1][1]
-
-
-def test_a_saved_run_answers_as_the_run(session: Session, saved: Path) -> None:
-    run = session.simulate(**SMALL, data_parallel_size=2)
-    with connect(saved, read_only=True) as opened:
-        assert opened.table("kernel_breakdown_over_time").equals(run.table("kernel_breakdown_over_time"))
-
-
-def test_scenarios_together_are_each_alone(kinds: WhatIf) -> None:
-    together = kinds.table("kernel_breakdown_over_time")
-    names = sorted(kinds.scenarios)[:2]
-    together = together.filter(pc.is_in(together["scenario_id"], pa.array(names)))
-    alone = pa.concat_tables([kinds.table("kernel_breakdown_over_time", scenario=name) for name in names])
-    assert together.select(KEY).equals(alone.select(KEY))
-    assert together["total_us"].to_numpy() == pytest.approx(alone["total_us"].to_numpy(), rel=1e-9)
 
 
 def test_replicas_with_windows_of_two_widths_have_the_wider_ones() -> None:

@@ -55,12 +55,6 @@ def test_equal_beginnings_have_equal_keys() -> None:
     assert block_keys(first, 0) == []
 
 
-def test_a_chat_is_its_messages() -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    assert chat_text(messages).startswith(chat_text(messages[:1]).removesuffix("<|assistant|>\n"))
-    assert "Hi" in chat_text(messages)
-
-
 @pytest.mark.parametrize(
     ("content", "text"),
     [

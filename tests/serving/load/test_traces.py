@@ -246,31 +246,17 @@ def refused(path: Path, **options) -> str:
     return re.sub(r"^trace [^:,]*", "", sentence)
 
 
-WHOLE_FILE = {
-    "empty": ("", ": the file is empty. Give a file with at least one request."),
-    "blank": ("\n \n", ": the file is empty. Give a file with at least one request."),
-    "header only": (OWN, ": it has no requests. Give a file with at least one request."),
-    "lacking": (
-        "arrival_s,tokens\n1,2\n",
-        ": fields of the KernelSight format are missing: prompt_tokens, output_tokens. "
-        "Add them, or use another known format.",
-    ),
-    "lacking in JSON": (
-        '{"timestamp": 1, "input_length": 3}',
-        ": fields of the Mooncake format are missing: output_length. Add it, or use another known format.",
-    ),
-    "twice": (
-        "arrival_s,prompt_tokens,output_tokens,arrival_s\n1,2,3,4\n",
-        ": duplicate columns arrival_s. Keep one of each.",
-    ),
-}
+# a line each: what a file holds, and the sentence that refuses it or says which of its rows is left out
+REFUSED = [json.loads(line) for line in (Path(__file__).parent / "refused_traces.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("case", WHOLE_FILE)
-def test_refused_files(written, case):
-    content, sentence = WHOLE_FILE[case]
-    assert refused(written(content)) == sentence
-    assert refused(written(gzip.compress(content.encode()))) == sentence
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case["case"])
+def test_files_and_rows_that_cannot_be_used_are_refused_or_left_out(written, left_out, case):
+    content = case["text"].encode(errors="surrogateescape")
+    if "left_out" in case:
+        assert left_out(written(content)) == case["left_out"]
+    else:
+        assert refused(written(content)) == refused(written(gzip.compress(content))) == case["refused"]
 
 
 def test_an_unknown_format_names_what_was_found_and_what_is_known(written):
@@ -295,33 +281,6 @@ def test_files_that_cannot_be_opened(written, tmp_path):
 
 
 SIZE = "but must be a whole number of tokens, at least 1"
-LINES = {  # the third line is the faulty one
-    "zero": ("0,1,1\n1,1,0\n", f"output_tokens is '0', {SIZE}"),
-    "negative": ("0,1,1\n1,-4,1\n", f"prompt_tokens is '-4', {SIZE}"),
-    "not whole": ("0,1,1\n1,1.5,1\n", f"prompt_tokens is '1.5', {SIZE}"),
-    "NaN": ("0,1,1\n1,nan,1\n", f"prompt_tokens is 'nan', {SIZE}"),
-    "infinite": ("0,1,1\n1,1,inf\n", f"output_tokens is 'inf', {SIZE}"),
-    "too large": ("0,1,1\n1,1,1e300\n", f"output_tokens is '1e300', {SIZE}"),
-    "text": ("0,1,1\n1,1,many\n", f"output_tokens is 'many', {SIZE}"),
-    "empty cell": ("0,1,1\n1,,1\n", f"prompt_tokens is missing, {SIZE}"),
-    "NaN arrival": (
-        "0,1,1\nNaN,1,1\n",
-        "arrival_s is 'NaN', but must be a finite number, at least 0",
-    ),
-    "negative arrival": (
-        "0,1,1\n-1,1,1\n2,2,2\n",
-        "arrival_s is '-1', but must be a finite number, at least 0",
-    ),
-    "too few fields": ("0,1,1\n1,1\n", "2 fields instead of 3"),
-    "too many fields": ("0,1,1\n1,1,1,1\n2,2,2\n", "4 fields instead of 3"),
-    "not UTF-8": ("0,1,1\n1,1,\udcff\n", "it is not valid UTF-8"),
-}
-
-
-@pytest.mark.parametrize("case", LINES)
-def test_lines_of_csv_that_are_left_out(written, left_out, case):
-    rows, found = LINES[case]
-    assert left_out(written((OWN + rows).encode(errors="surrogateescape"))) == f", line 3: {found}"
 
 
 def test_an_order_is_the_files(written):
@@ -449,47 +408,6 @@ def test_a_date_that_is_none(written):
     assert refused(written(header + "noon,1,1\n")) == sentence + "Correct or remove it."
     unsorted = header + "2023-11-16 18:17:04.0000001,1,1\n2023-11-16 18:17:04.0000000,1,1\n"
     assert refused(written(unsorted)).endswith("the previous request arrived later. Sort the trace by TIMESTAMP.")
-
-
-JSON_LINES = {  # the second line is the faulty one
-    "cut off": ('{"timestamp": 1,', "not a JSON object (Expecting property name"),
-    "two objects": (MOONCAKE_LINE.strip() * 2, "not a JSON object (Extra data"),
-    "an array": ("[1, 2]", "a JSON list instead of an object"),
-    "repeated field": (
-        '{"timestamp": 1, "timestamp": 2}',
-        "not a JSON object ('timestamp' occurs twice; keep one)",
-    ),
-    "text for a number": (MOONCAKE_LINE.replace("513", '"513"'), "input_length is '513' instead of a number"),
-    "true for a number": (MOONCAKE_LINE.replace("513", "true"), "input_length is True instead of a number"),
-    "missing": ('{"timestamp": 1, "input_length": 3}', "output_length is missing, but must be a whole number"),
-    "not a number": (MOONCAKE_LINE.replace("513", "NaN"), "input_length is nan, but must be a whole number"),
-    "enormous": (MOONCAKE_LINE.replace("513", "9" * 400), "input_length is inf, but must be a whole number"),
-    "broken hash": (MOONCAKE_LINE.replace("8]", "8.5]"), "hash_ids is [7, 8.5] instead of a list of 64-bit whole"),
-    "huge hash": (
-        MOONCAKE_LINE.replace("7, 8", "7, 9223372036854775808"),
-        "hash_ids is [7, 9223372036854775808] instead",
-    ),
-    "not UTF-8": (MOONCAKE_LINE.replace("7", "7\udcff"), "not a JSON object ('utf-8' codec"),
-    "null hash": (
-        MOONCAKE_LINE.replace("7, 8", "7, null"),
-        "hash_ids is [7, None], but must be 64-bit whole numbers",
-    ),
-    "too many hashes": (
-        MOONCAKE_LINE.replace("513", "512"),
-        "hash_ids has 2 entries, but 512 prompt tokens in blocks of 512 need 1",
-    ),
-    "too few hashes": (
-        MOONCAKE_LINE.replace("513", "1537"),
-        "hash_ids has 2 entries, but 1537 prompt tokens in blocks of 512 need 4",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", JSON_LINES)
-def test_lines_of_json_that_are_left_out(written, left_out, case):
-    line, found = JSON_LINES[case]
-    content = (MOONCAKE_LINE + line).encode(errors="surrogateescape")
-    assert left_out(written(content)).startswith(f", line 2: {found}")
 
 
 def test_hashes_of_the_own_format_need_their_block(written, left_out):

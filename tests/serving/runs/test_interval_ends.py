@@ -10,16 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 from kernelsight.serving.runs import interval_ends as ends
-from kernelsight.session import connect
 
 LOAD = {"request_rate": 4.0, "num_prompts": 60, "input_len": 200, "output_len": 20}
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", **LOAD}
-
-
-@pytest.fixture(scope="module")
-def session():
-    with connect() as opened:
-        yield opened
 
 
 def at_ends(session, **flags):

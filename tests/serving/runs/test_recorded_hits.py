@@ -9,13 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kernelsight.session import Session, connect
+from kernelsight.session import Session
 
 RECORDED = Path(__file__).resolve().parents[4] / "shared/data/agentic"
 BLOCK = 64
@@ -115,12 +114,6 @@ def served(session: Session, folder: Path, prompts: int | None = None, **flags: 
     rows = run.table("request_events").to_pylist()
     assert {row["status"] for row in rows} == {"finished"}
     return sorted(rows, key=lambda row: (row["scheduled_ns"], row["sent_ns"], row["request_id"])), run.summary
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with connect() as session:
-        yield session
 
 
 @pytest.fixture(scope="module")

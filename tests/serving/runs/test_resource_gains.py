@@ -8,15 +8,8 @@ import pytest
 
 from kernelsight.kernels.knot_costs import RELIEF
 from kernelsight.serving.runs import resource_gains
-from kernelsight.session import connect
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "num_prompts": 120, "input_len": 256, "output_len": 64}
-
-
-@pytest.fixture(scope="module")
-def session():
-    with connect() as opened:
-        yield opened
 
 
 def gains(session, column="throughput_gain", **flags):
@@ -30,19 +23,6 @@ def test_a_load_that_the_engine_keeps_up_with_is_limited_by_its_arrivals(session
     assert found["arrivals"] == pytest.approx(RELIEF - 1.0, abs=0.02)
     assert run.summary["limit"] == "arrivals"
     assert set(run.table("bottlenecks")["limit"].to_pylist()) == {"arrivals"}
-
-
-@pytest.mark.parametrize(
-    "load", [{"request_rate": 1.0}, {"num_turns": 3, "think_time_s": 5.0, "num_prompts": 30}], ids=["a rate", "users"]
-)
-@pytest.mark.whole
-def test_a_cap_that_does_not_bind_leaves_the_limit_to_the_arrivals(session, load):
-    run, found = gains(session, max_concurrency=100 if "request_rate" in load else 4, **load)
-    assert max(found, key=found.get) == run.summary["limit"] == "arrivals"
-    assert run.summary["verdict"].startswith("not saturated: the engine keeps up with the load")
-    # where the cap binds, sooner requests gain nothing
-    _, capped = gains(session, request_rate=1000.0, max_concurrency=1)
-    assert max(capped, key=capped.get) != "arrivals"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,12 +50,6 @@ def steps_and_batches(
     assert not waiting and not running
     lengths_us = (steps["end_ns"].to_numpy() - steps["start_ns"].to_numpy()) / 1e3
     return lengths_us, steps["dynamic_energy_j"].to_numpy(), batches
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[ks.Session]:
-    with ks.connect() as own:
-        yield own
 
 
 @pytest.mark.parametrize("flags", [FLAGS, WINDOWED], ids=["full", "windowed"])

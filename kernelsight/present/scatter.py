@@ -1,0 +1,33 @@
+"""Points and a front of them as text, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernelsight.number_format import number
+
+WIDTH, HEIGHT = 72, 14
+Point = tuple[float, float]
+
+
+def scatter(points: Sequence[Point], front: Sequence[Point], names: tuple[str, str]) -> list[str]:
+    """Return lines of at most 100 characters: ``points`` as ., those of ``front`` as *; axes begin at 0.
+
+    ``names``: of the horizontal and of the vertical axis. Without two different points there is no picture.
+
+    >>> scatter([(1.0, 1.0), (2.0, 0.0)], [(2.0, 0.0)], ("a", "b"))[0::7]
+    ['b', '      |', '    0 |                                                                       *']
+    """
+    if len(set(points)) < 2:
+        return []
+    most_x, most_y = (max(axis) or 1.0 for axis in zip(*points, strict=True))
+    rows = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for mark, marked in ((".", points), ("*", front)):
+        for x, y in marked:
+            rows[round((1.0 - y / most_y) * (HEIGHT - 1))][round(x / most_x * (WIDTH - 1))] = mark
+    ticks = {0: number(most_y), HEIGHT - 1: "0"}
+    width = max(5, *map(len, ticks.values()))
+    lines = [f"{ticks.get(place, ''):>{width}} |{''.join(row)}".rstrip() for place, row in enumerate(rows)]
+    right = number(most_x)
+    below = f"0  {names[0]}".ljust(WIDTH - len(right)) + right
+    return [names[1], *lines, " " * (width + 1) + "+" + "-" * WIDTH, " " * (width + 2) + below]
