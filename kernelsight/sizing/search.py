@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MEASURED = ("target-measured", "log-corrected", "points-measured")
 # effort of the rate of the chosen deployment: as FULL, the ends of its range from the rates tried
-SURE = FULL._replace(seeds=4, tail=200, ends=0, tolerance=0.02)
+SURE = FULL._replace(seeds=4, tail=200, ends=0, tolerance=0.02, confirms=2)
 # shares of its rate at which one that is dearer at any confidence is simulated for its probability
 FEW_RATES = RATES[::2]
 # runs of each share: as predicted, and at the two ends of the errors
