@@ -112,6 +112,7 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "peer_audit": (),
     "peers": ("pack", "catalogue", "kernels", "deployments"),
     "speed_peers": ("serving",),
+    "speed_growth": ("kernels", "deployments", "serving", "sweep", "compare"),
     "speed_waits": ("kernels", "deployments", "serving", "sweep"),
 }
 

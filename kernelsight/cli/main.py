@@ -23,8 +23,11 @@ from kernelsight.present.output import NORMAL, QUIET, VERBOSE, is_verbose, print
 
 # what other tools, or words for the task, call a verb; without hyphens
 KNOWN_AS = {"whatif": "sweep", "capacity": "size, or sweep --find-rate"}
-# flags of one verb that another has under its own name
-SAME_FLAG = {"--users": "--max-concurrency", "--rate": "--request-rate"}
+# flags of other verbs and tools: what they are called here
+SAME_FLAG = {
+    **{"--users": ["--max-concurrency"], "--concurrency": ["--max-concurrency", "--users"]},
+    **{"--rate": ["--request-rate"], "--request-rate": ["--rate"], "--qps": ["--request-rate", "--rate"]},
+}
 
 
 class _Undocumented:
@@ -208,9 +211,10 @@ def _unknown_words(arguments: argparse.Namespace, words: list[str]) -> KernelSig
     engine_option = _engine_option(flag, getattr(arguments, "engine", None)) if "--launch" in options else None
     if engine_option:
         return InvalidInput(engine_option)
-    if (own := SAME_FLAG.get(flag)) in options:
+    if own := next((name for name in SAME_FLAG.get(flag, ()) if name in options), None):
         verbs = " and ".join(_verbs_with(flag))
-        return UnknownName(f"unknown flag {flag!r}. It is a flag of {verbs}; here it is {own}.")
+        of = f"It is a flag of {verbs}; here it" if verbs else "Here it"
+        return UnknownName(f"unknown flag {flag!r}. {of} is {own}.")
     return unknown(kind, flag, options if kind == "flag" else (), f"`{arguments.flags.prog} --help` lists them.")
 
 

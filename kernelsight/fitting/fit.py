@@ -225,4 +225,17 @@ def _compiled(expression: Callable[..., Any], names: tuple[str, ...]) -> tuple[C
         shift = jnp.zeros(len(names))
         return jax.jacfwd(lambda moved: residual(logs + moved, *inputs))(shift)
 
-    return jax.jit(residual, compiler_options=OPTIONS), jax.jit(slopes, compiler_options=OPTIONS)
+    options = _known_options()
+    return jax.jit(residual, compiler_options=options), jax.jit(slopes, compiler_options=options)
+
+
+@cache
+def _known_options() -> dict[str, bool]:
+    """Return OPTIONS where this version of JAX has them (0.10; 0.12 does not)."""
+    import jax
+
+    try:
+        jax.jit(abs, compiler_options=OPTIONS)(0.0)
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return OPTIONS

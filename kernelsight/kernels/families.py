@@ -61,7 +61,7 @@ _REGISTRY = (
         LatencyModel(gemm.batched_gemm, ("batch", "m", "n", "k"), unchanged, gemm.BATCHED_COEFFICIENTS, 1.6),
         gemm.BATCHED_FEATURES,
         gemm.BATCHED_COLUMNS,
-        launched_by=("mla", "sparse"),
+        launched_by=("mla", "sparse", "adapters"),
     ),
     Family(
         "prefill_attention",

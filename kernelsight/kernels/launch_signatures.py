@@ -78,6 +78,8 @@ def launched_families(settings: pa.Table, sharded_layers: pa.Table, layer_weight
         traits.add("quantizes_activations")
     if pc.any(pc.ends_with(layer_weights["name"], "_stream_proj")).as_py():
         traits.add("residual_streams")
+    if (pc.max(settings["max_loras"]).as_py() or 0) > 0:
+        traits.add("adapters")
     return launched(traits)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
 # flags of the target model that a draft model does not inherit
-NOT_INHERITED_BY_DRAFT = ("pipeline_parallel_size", "kv_cache_tokens", "kv_tier", "kv_write_policy", "sampling")
+NOT_INHERITED_BY_DRAFT = "pipeline_parallel_size kv_cache_tokens kv_tier kv_write_policy sampling enable_lora".split()
 DEPLOYMENT_DEFAULTS = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "engine": "vllm"}
 LOAD_DEFAULTS = {"burstiness": 1.0, "range_ratio": 1.0, "seed": 0}
 # values that mean the same as an unset flag

@@ -106,7 +106,14 @@ class _Server(MCPServer):
             own = ALIASES.get(wrong)
             hint = f"It is {own} here." if own in known else f"tool {name} does not take it."
             raise ToolError(str(unknown("argument", wrong, () if own in known else known, hint)))
-        return await super().call_tool(name, arguments, *context)
+        try:
+            return await super().call_tool(name, arguments, *context)
+        except ToolError as error:
+            first, *lines = str(error).splitlines()
+            if "validation error" not in first or len(lines) < 2:
+                raise
+            needed = lines[1].partition("[type=")[0].strip()
+            raise ToolError(f"argument {lines[0]} of tool {name}: {needed[:1].lower()}{needed[1:]}.") from None
 
 
 def compact(schema: dict[str, Any]) -> dict[str, Any]:

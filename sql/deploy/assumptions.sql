@@ -116,6 +116,12 @@ sentences as (
             coalesce(format(' (assumed: no draft_acceptance_rate is stated; {}; the interval reaches from half to twice these odds)', usual.source), ''),
             case when settings.draft_deployment_id is null then 'drafting takes no time'
                  else 'attention over them costs as much as over that many additional heads' end)),
+    ('adapters', settings.max_loras > 0,
+     format('every token is of one of {} adapters of rank {} (LoRA) on all linear layers but routed experts, all equally often and resident; '
+            || 'their grouped products are predicted as batched ones, no engine''s kernels for them were measured', settings.max_loras,
+            settings.max_lora_rank)),
+    ('without effect', settings.max_loras = 0 and (stated.max_loras is not null or stated.max_lora_rank is not null),
+     'max_loras and max_lora_rank have no effect: enable_lora is not stated'),
     ('data parallel', settings.dp > 1,
      case when settings.lock_step
             then 'data-parallel ranks begin and end each step together; one without requests adds no time'

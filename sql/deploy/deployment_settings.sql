@@ -84,8 +84,9 @@ select
   limits.* exclude (
     quantization, enforce_eager, max_cudagraph_capture_size, async_with_drafts, draft_max_num_seqs, seats_per_stage,
     ranks_divide_budget, rank_conservativeness, graph_sizes_of, graph_tokens_per_seat, group_gpus, api_server_count, endpoint, request_delay_ms, cpu, kv_tier,
-    kv_write_policy, sampling
+    kv_write_policy, sampling, enable_lora
   ) replace (
+    case when coalesce(limits.enable_lora, false) then limits.max_loras else 0 end as max_loras,
     coalesce(limits.tier, 'auto') as tier,
     coalesce(limits.attention_backend, backends.attention_backend) as attention_backend,
     coalesce(limits.moe_backend, backends.moe_backend) as moe_backend,

@@ -115,24 +115,46 @@ matrices as (
   from deployment_settings as settings
   join draft_acceptance_rates as methods on methods.method = settings.speculative_method and methods.passes = 'block'
   join sharded_layers as layers on layers.deployment_id = settings.draft_deployment_id
+),
+-- linear layers that engines give adapters, and how many of the checkpoint's each joins (vLLM's packed_modules_mapping); router,
+-- indexers, absorbed products and routed experts have none here
+adapted(name, joined) as (
+  values ('qkv_proj', 3), ('q_proj', 1), ('qkv_a_proj', 2), ('q_b_proj', 1), ('o_proj', 1), ('in_proj_qkvz', 2), ('out_proj', 1),
+         ('gate_up_proj', 2), ('up_proj', 1), ('down_proj', 1), ('shared_gate_up_proj', 2), ('shared_up_proj', 1), ('shared_down_proj', 1)
+),
+-- slots of adapters, as wide as the largest rank: A takes the layer's inputs on this GPU, whole before columns are split; B gives its
+-- outputs there, whole after rows are split (vLLM without fully_sharded_loras)
+slots as (
+  select matrices.*, max_loras, max_lora_rank, joined, settings.dtype
+  from matrices
+  join deployment_settings as settings using (deployment_id)
+  join adapted using (name)
+  where max_loras > 0
+),
+weights as (
+  select * from matrices
+  union all
+  select deployment_id, layer_kind, name || '_lora_a', 'batched_gemm', rows_from, count, max_loras, dtype, joined * max_lora_rank, k from slots
+  union all
+  select deployment_id, layer_kind, name || '_lora_b', 'batched_gemm', rows_from, count, max_loras, dtype, n, max_lora_rank from slots
 )
 select
-  matrices.deployment_id,
-  matrices.layer_kind,
-  matrices.name,
-  matrices.family,
-  matrices.rows_from,
-  matrices.count,
-  matrices.experts::bigint as copies,
-  matrices.n,
-  matrices.k,
-  matrices.format,
+  weights.deployment_id,
+  weights.layer_kind,
+  weights.name,
+  weights.family,
+  weights.rows_from,
+  weights.count,
+  weights.experts::bigint as copies,
+  weights.n,
+  weights.k,
+  weights.format,
   formats.math,
   formats.activation_bits,
   formats.weight_bits,
   formats.quantizes_activations,
-  matrices.count * matrices.experts * matrices.n * matrices.k as parameters,
-  matrices.count * matrices.experts * matrices.n * matrices.k * formats.weight_bits / 8 as weight_bytes
-from matrices
+  weights.count * weights.experts * weights.n * weights.k as parameters,
+  weights.count * weights.experts * weights.n * weights.k * formats.weight_bits / 8 as weight_bytes
+from weights
 join deployment_settings as settings using (deployment_id)
-join gpu_formats as formats on formats.gpu = settings.gpu and formats.format = matrices.format
+join gpu_formats as formats on formats.gpu = settings.gpu and formats.format = weights.format

@@ -12,7 +12,7 @@ from kernelsight.files.row_faults import Faults
 from kernelsight.logs import read_logs
 from kernelsight.logs.profiles import with_families
 from tests.logs.asked import faults, refusal, rows
-from tests.logs.written import DATA, nsys, save
+from tests.logs.written import DATA, chrome_trace, nsys, save
 
 FORWARD = DATA / "forward.rank0.kernels.json"
 
@@ -44,6 +44,14 @@ def test_cases_add_lengths_and_say_which_attention_it_is(tmp_path):
     [alone] = [r for r in rows(read_logs(kernels=kernels), "production_kernels") if r["name"] == "FlashAttnFwdSm90"]
     assert alone["family"] == "attention"
     assert "has cases without kernels" in refusal(kernels=tmp_path / "out.json")
+
+
+def test_chrome_trace(tmp_path):
+    tables = read_logs(kernels=save(tmp_path / "trace.json.gz", chrome_trace()))
+    found = {row["name"]: row for row in rows(tables, "production_kernels")}
+    assert set(found) == {"nvjet_tst_64x8", "flash::FlashAttnFwdSm90", "Memcpy DtoH"}  # no work of the CPU
+    assert (found["nvjet_tst_64x8"]["total_us"], found["nvjet_tst_64x8"]["calls"]) == (90.0, 3)
+    assert found["nvjet_tst_64x8"]["rank"] == 1 and found["nvjet_tst_64x8"]["span_us"] == 302.0
 
 
 def test_tables_of_profilers_without_times_are_refused(tmp_path):

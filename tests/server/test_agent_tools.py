@@ -280,6 +280,8 @@ def test_the_command_and_its_work_end(tmp_path: Path, way: str) -> None:
         ("sql", {"query": "select * from read_csv('/etc/passwd')"}, "file"),
         ("sql", {"query": "copy gpus to '/tmp/gpus.csv'"}, "SELECT"),
         ("size", {"gpus": ["l4"]}, "slo"),
+        ("size", {"gpus": "l4,h100"}, "^argument gpus of tool size: input should be a valid list.$"),
+        ("simulate", {"isl": 5}, "^unknown argument 'isl'. It is input_len here.$"),
     ],
 )
 def test_refusals_say_what_to_do(name: str, given: dict[str, Any], message: str) -> None:

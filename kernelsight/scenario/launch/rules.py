@@ -234,6 +234,13 @@ def _draft_tree(reading: Reading, option: Option, setting: Setting, value: str) 
         reading.use(setting, "speculative_eagle_topk", value, option.reason)
 
 
+def _adapters(reading: Reading, option: Option, setting: Setting, value: str) -> None:
+    """An option of adapters, which turns them on beside what it states."""
+    reading.use(setting, "enable_lora", "true")
+    if option.flag != "enable_lora":
+        reading.use(setting, option.flag, value)
+
+
 def _whole_number(setting: Setting, text: str) -> int:
     try:
         return int(text)
@@ -256,6 +263,7 @@ RULES: dict[str, Callable[[Reading, Option, Setting, Any], None]] = {
     "speculation": _speculation,
     "draft_tokens": _draft_tokens,
     "draft_tree": _draft_tree,
+    "adapters": _adapters,
     "kv_tier": kv_tier,
     "kv_connector": kv_connector,
     "kv_variable": kv_variable,

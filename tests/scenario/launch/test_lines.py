@@ -140,7 +140,7 @@ def test_options_of_trtllm_serve_and_of_its_yaml_file(tmp_path):
 def test_words_that_are_ignored_say_whether_they_matter():
     found = effects(
         "CUDA_VISIBLE_DEVICES=0 VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m --trust-remote-code --port 80 "
-        "--config gone.yaml --enable-lora --kv-cache-dtype nvfp4 --middleware a b --no-such 3 --also-none -tp 2 "
+        "--config gone.yaml --lora-dtype auto --kv-cache-dtype nvfp4 --middleware a b --no-such 3 --also-none -tp 2 "
         "2>&1 | tee log"
     )
     assert found == {
@@ -148,7 +148,7 @@ def test_words_that_are_ignored_say_whether_they_matter():
         "--trust-remote-code": "none",
         "--port 80": "none",
         "--config gone.yaml": "not_modelled",
-        "--enable-lora": "not_modelled",
+        "--lora-dtype auto": "not_modelled",
         "--kv-cache-dtype nvfp4": "not_modelled",
         "--middleware a b": "none",
         "--no-such 3": "unknown",
