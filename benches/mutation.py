@@ -59,13 +59,20 @@ def misfit_of(place: int, faults: Sequence[Fault]) -> str | None:
         return NO_CHANGE
     if not is_python(fault):
         return NO_PYTHON
-    missing = [test for test in fault.tests if not (ROOT / test.split("::")[0]).exists()]
+    missing = [test for test in fault.tests if not is_there(test)]
     if missing or not fault.tests:
         return f"STALE: there is no test {', '.join(missing)}".rstrip()
     for earlier, other in enumerate(faults[:place], start=1):
         if fault.file == other.file and (fault.fault == other.fault or changed(fault) == changed(other)):
             return f"{TWICE} {earlier}"
     return None
+
+
+def is_there(test: str) -> bool:
+    """Return whether the file of a test is there, and holds a function of its name."""
+    file, _, names = test.partition("::")
+    name = names.partition("[")[0].rpartition("::")[2]
+    return (ROOT / file).exists() and (not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"))
 
 
 def is_python(fault: Fault) -> bool:
