@@ -43,10 +43,15 @@ class Evidence(NamedTuple):
 UNKNOWN = Evidence({}, None, None, None)
 
 
-def evidence_of(session: Session, plan: Plan, sized: Sized, objectives: Sequence[Objective]) -> Evidence:
-    """Return the evidence of a sized deployment, without its limit; ``session``, ``plan``: those that hold it."""
+def evidence_of(
+    session: Session, plan: Plan, sized: Sized, objectives: Sequence[Objective], shares: Sequence[float] = RATES
+) -> Evidence:
+    """Return the evidence of a sized deployment, without its limit; ``session``, ``plan``: those that hold it.
+
+    ``shares``: of its rate, at which it is simulated.
+    """
     rate = sized.highest
-    (at_rates,) = intervals_at(session, plan, [Rated(sized.candidate.flags, rate)], [RATES])
+    (at_rates,) = intervals_at(session, plan, [Rated(sized.candidate.flags, rate)], [shares])
     intervals = {
         objective.column: (row["low"] / row["predicted"], row["high"] / row["predicted"])
         for objective in objectives

@@ -20,6 +20,7 @@ from kernelsight.sizing.evidence import UNKNOWN, evidence_of
 from kernelsight.sizing.prospects import BUDGET, NO_BOUND, LeftOut, Prospect, Sized, miss_of, nothing_fits, rate_below
 from kernelsight.sizing.variants import family_of, is_split, variants
 from kernelsight.sweeps.find_rate import open_trials, status_of
+from kernelsight.sweeps.rate_intervals import RATES, Rated
 from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch, TriedRate
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 from kernelsight.sweeps.trial_cache import trial_cache
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 
 MEASURED = ("target-measured", "log-corrected", "points-measured")
 # effort of the rate of the chosen deployment: as FULL, the ends of its range from the rates tried
-SURE = FULL._replace(ends=0, tolerance=0.02)
+SURE = FULL._replace(ends=0, tolerance=0.02, confirms=2)
+# shares of its rate at which one that is dearer at any confidence is simulated for its probability
+FEW_RATES = RATES[::2]
+# runs of each share: as predicted, and at the two ends of the errors
+ENDS = 3
 # factor by which a rough rate, and the share of it that has the confidence, may be wrong
 DOUBT = 1.08
 # share of the cost of the best below which another is clearly cheaper
@@ -43,7 +48,7 @@ DEARER = "bounds on its rate make it dearer than another"
 NOT_REACHED = "it does not reach the rate at which it would be cheaper than another"
 # most requests simulated for GPUs and parallel sizes, for other settings of them, and for the exact rate of the best;
 # measured: 10 us of a core each
-ALLOWANCES = (2_000_000, 2_000_000, 2_000_000)
+ALLOWANCES = (2_000_000, 3_000_000, 2_000_000)
 # most deployments with other settings
 MOST_VARIANTS = 1_500
 TOO_MANY = f"more than {MOST_VARIANTS:,} deployments have other settings"
@@ -300,7 +305,11 @@ class SizeSearch:
             return
         sized, before = Sized(prospect, rate), min(self.options.values(), key=lambda one: one.order, default=None)
         try:
-            evidence = evidence_of(prospect.session, prospect.plan, sized, self._objectives)
+            is_dearer = not _is_less(self.demand.least_cost(prospect.candidate, rate.rate), self._lowest_cost())
+            shares = FEW_RATES if is_dearer else RATES
+            runs = [Rated(prospect.candidate.flags, rate).flags_at(share) for share in shares]
+            prospect.trials.note(name, ENDS * sum(run["num_prompts"] for run in runs))
+            evidence = evidence_of(prospect.session, prospect.plan, sized, self._objectives, shares)
         except KeyboardInterrupt:
             self.note_interrupt()
             evidence = UNKNOWN

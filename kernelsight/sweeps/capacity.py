@@ -66,6 +66,10 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
         if level >= seats:
             held = trials.requests_in_cache(scenario_id, sum(trial.tokens) / (scenario["num_turns"] or 1))
             most = _most_in_flight(seats, best, objectives, held, bool(scenario["decode_replicas"]))
+            waits_ms = [objective.most_ms for objective in objectives if objective.metric == "ttft"]
+            if waits_ms:  # by Little's law: behind the first token none stays longer than where all seats are taken
+                decode_ms = float(np.nanmean(trial.latencies["e2e"] - trial.latencies["ttft"]))
+                most = min(most, max(highest * (decode_ms + 2.0 * min(waits_ms)) / 1e3, 1.0))
         return Capacity(alone, most + highest * pause_s(scenario), None, max(best, throughput))
 
     while True:

@@ -36,10 +36,10 @@ FAR = 2.0
 LENIENT = 1.15
 # share of the upper bound below which no rate is searched
 HOPELESS = 1e-3
+# factor by which latencies at less than half a rate are lower where any lower rate may still help
+SETTLED = 1.005
 MOST_CONFIRMED = 8
 MOST_RUNS = 4
-# length factor of the run that confirms a rate
-CONFIRMING = 4
 # least length of a closed loop, in mean stays: the first ones, in which all users begin at once, are warm-up
 FIRST_STAYS = 8
 
@@ -51,11 +51,11 @@ class Effort(NamedTuple):
     tail: int = TAIL
     tolerance: float = 0.01
     ends: int = 8  # most rates tried for each end of the range; 0: it is interpolated from the tried ones
-    confirms: bool = True  # confirm the rate by a longer run
+    confirms: int = 4  # length factor of the run that confirms the rate; 0: none does
     horizon: float = COUNTED  # counted time of a run, in mean stays
 
 
-ROUGH = Effort(2, 40, 0.04, 0, False, 8.0)
+ROUGH = Effort(2, 40, 0.04, 0, 0, 8.0)
 FULL = Effort()
 
 
@@ -158,7 +158,7 @@ class RateSearch:
         self, holds: TriedRate, broken: TriedRate | None, effort: Effort
     ) -> tuple[TriedRate | None, TriedRate | None]:
         """Return the highest rate, at most ``holds``, that a longer run keeps too: a queue's slow swings need time."""
-        requests, step = min(CONFIRMING * holds.requests, MOST_REQUESTS), 0.985
+        requests, step = min(effort.confirms * holds.requests, MOST_REQUESTS), 0.985
         for _ in range(MOST_CONFIRMED):
             longer = self._serve(holds.rate, requests, seeds_for(requests, effort))
             if longer.verdict.keeps:
@@ -211,9 +211,12 @@ class RateSearch:
                     return holds, broken
                 rate = min(self._moved(rate, factor), HIGHEST_RATE)
             else:
-                broken = tried
+                before, broken = broken, tried
                 hopeless = 1.0 if self._closed else self.capacity.most * HOPELESS
-                if holds or rate <= hopeless or tried.lost:
+                # at less than half the rate latencies are the same: they are those of requests alone
+                slowed = before and before.rate > 2.0 * rate and before.verdict.level < SETTLED * tried.verdict.level
+                alone = slowed and 1.0 < tried.verdict.level <= FAR
+                if holds or rate <= hopeless or tried.lost or alone:
                     return holds, broken
                 rate = self._moved(rate, 1.0 / factor)
             factor **= 1.5

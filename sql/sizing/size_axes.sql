@@ -25,7 +25,7 @@ valued as (
   left join stated using (question_id, part, place, flag)
   group by all
 )
-select question_id, flag, list(value order by first_value) as values
+select question_id, flag, list(value order by value != 'default', try_cast(value as double), first_value) as values
 from valued
 group by question_id, flag, first
 having count(*) > 1 or flag in ('gpu', 'tensor_parallel_size')

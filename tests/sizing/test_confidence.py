@@ -33,10 +33,10 @@ def doubted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make deployments of one GPU hold at a twentieth of their rate alone, others at all of it."""
     known = search.evidence_of
 
-    def evidence_of(opened: Any, plan: Any, sized: Any, objectives: Any) -> Any:
+    def evidence_of(opened: Any, plan: Any, sized: Any, *others: Any) -> Any:
         alone = sized.candidate.gpu_count == 1
         chances = Chances((0.05, 0.06, 1.0), (4.0, -4.0, -4.0)) if alone else Chances((0.5, 1.0), (4.0, 3.0))
-        return known(opened, plan, sized, objectives)._replace(chances=chances)
+        return known(opened, plan, sized, *others)._replace(chances=chances)
 
     monkeypatch.setattr(search, "evidence_of", evidence_of)
 

@@ -171,9 +171,10 @@ def left_out_sentence(reasons: Mapping[str, int]) -> str:
     >>> left_out_sentence({"cannot be cheaper": 14, "do not fit or cannot run": 1})
     'Not listed: 14 configurations that cannot be cheaper, 1 that do not fit or cannot run; --format json lists them.'
     """
-    first_count, *other_counts = (f"{count} {{}}that {why}" for why, count in reasons.items())
-    counts = ", ".join([first_count.format("configurations "), *(count_text.format("") for count_text in other_counts)])
-    return f"Not listed: {counts}; --format json lists them."
+    first, *others = reasons.items()
+    counted = [f"{first[1]} configuration{'s' * (first[1] != 1)} that {first[0]}"]
+    counted += [f"{count} that {why}" for why, count in others]
+    return f"Not listed: {', '.join(counted)}; --format json lists them."
 
 
 def _kind(reason: str) -> str:
