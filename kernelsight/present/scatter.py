@@ -13,12 +13,14 @@ Point = tuple[float, float]
 def scatter(points: Sequence[Point], front: Sequence[Point], names: tuple[str, str]) -> list[str]:
     """Return lines of at most 100 characters: ``points`` as ., those of ``front`` as *; axes begin at 0.
 
-    ``names``: of the horizontal and of the vertical axis. Without two different points there is no picture.
+    ``names``: of the horizontal and of the vertical axis. Without a front or two different points there is no picture.
 
     >>> scatter([(1.0, 1.0), (2.0, 0.0)], [(2.0, 0.0)], ("a", "b"))[0::7]
     ['b', '      |', '    0 |                                                                       *']
+    >>> scatter([(1.0, 1.0), (2.0, 0.0)], [], ("a", "b"))
+    []
     """
-    if len(set(points)) < 2:
+    if not front or len(set(points)) < 2:
         return []
     most_x, most_y = (max(axis) or 1.0 for axis in zip(*points, strict=True))
     rows = [[" "] * WIDTH for _ in range(HEIGHT)]
