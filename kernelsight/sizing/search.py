@@ -20,7 +20,7 @@ from kernelsight.sizing.evidence import UNKNOWN, evidence_of
 from kernelsight.sizing.prospects import BUDGET, NO_BOUND, LeftOut, Prospect, Sized, miss_of, nothing_fits, rate_below
 from kernelsight.sizing.variants import family_of, is_split, variants
 from kernelsight.sweeps.find_rate import open_trials, status_of
-from kernelsight.sweeps.rate_intervals import RATES, Rated
+from kernelsight.sweeps.rate_intervals import RATES
 from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch, TriedRate
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 from kernelsight.sweeps.trial_cache import trial_cache
@@ -36,8 +36,6 @@ MEASURED = ("target-measured", "log-corrected", "points-measured")
 SURE = FULL._replace(ends=0, tolerance=0.02, confirms=2)
 # shares of its rate at which one that is dearer at any confidence is simulated for its probability
 FEW_RATES = RATES[::2]
-# runs of each share: as predicted, and at the two ends of the errors
-ENDS = 3
 # factor by which a rough rate, and the share of it that has the confidence, may be wrong
 DOUBT = 1.08
 # share of the cost of the best below which another is clearly cheaper
@@ -307,8 +305,6 @@ class SizeSearch:
         try:
             is_dearer = not _is_less(self.demand.least_cost(prospect.candidate, rate.rate), self._lowest_cost())
             shares = FEW_RATES if is_dearer else RATES
-            runs = [Rated(prospect.candidate.flags, rate).flags_at(share) for share in shares]
-            prospect.trials.note(name, ENDS * sum(run["num_prompts"] for run in runs))
             evidence = evidence_of(prospect.session, prospect.plan, sized, self._objectives, shares)
         except KeyboardInterrupt:
             self.note_interrupt()

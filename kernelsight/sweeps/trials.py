@@ -120,10 +120,6 @@ class Trials:
         """Take trials from the work budget; SearchEnded: time or allowance is spent."""
         self._work.take(math.ceil(requests * seeds * self._weights[scenario_id]))
 
-    def note(self, scenario_id: str, requests: int) -> None:
-        """Count requests that are simulated elsewhere: they may exceed the work budget, what follows does not."""
-        self._work.spent += math.ceil(requests * self._weights[scenario_id])
-
     def serve(self, scenario_id: str, requests: int, seeds: Iterable[int], **load: Any) -> list[Trial]:
         """Simulate a scenario's load once for each seed, with ``requests`` requests and the columns ``load`` changed.
 
