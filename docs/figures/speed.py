@@ -86,6 +86,15 @@ def sweeps() -> str:
     return table(["sweep", "scenarios/s", "CPU ms per scenario"], rows)
 
 
+def growth() -> str:
+    """Table of how CPU time grows along what is asked for."""
+    rows = [
+        [row[name] for name in ("axis", "sizes", "CPU s")] + [f"{row['exponent']:g}", f"{row['at the end']:g}"]
+        for row in result("speed_growth")["rows"]
+    ]
+    return table(["along", "sizes", "CPU-s", "exponent", "of the last two"], rows)
+
+
 def decisions() -> str:
     """Table of how often highest rates, capacities, sizes and limits are right."""
     rates, sizes, limits, simulate_limits = (result(name) for name in ("rates", "sizes", "sizes_limits", "limits"))

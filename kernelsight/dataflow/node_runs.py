@@ -27,6 +27,7 @@ from kernelsight.errors import MissingTable, RunFailed
 LARGEST_ASKED_BYTES = 1 << 16
 # the column that names deployments, by a hash of all their settings: no query computes with it
 LABEL = "deployment_id"
+HASH = re.compile("'[0-9a-f]{12}'")
 
 
 class NodeRuns(TableStore):
@@ -152,7 +153,7 @@ class NodeRuns(TableStore):
         of each table, used or not, which is most of the time of a query over few rows.
         """
         contract, read = self.graph.contracts.get(node.names[0]), {}
-        named = _words(node.text) | set(contract.column_names if contract else ())
+        named = _words(HASH.sub("", node.text)) | set(contract.column_names if contract else ())
         for name in node.inputs:
             table = self._fetch(name)
             columns = [column for column in table.column_names if column in named] or table.column_names[:1]
@@ -267,7 +268,6 @@ class Reader:
         return self._session.graph.known(name).column_names
 
 
-# bounded: reads of some rows name them in their text
 @lru_cache(maxsize=256)
 def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text.lower()))

@@ -158,3 +158,4 @@ select
 from weights
 join deployment_settings as settings using (deployment_id)
 join gpu_formats as formats on formats.gpu = settings.gpu and formats.format = weights.format
+order by weights.deployment_id, weights.layer_kind, weights.name

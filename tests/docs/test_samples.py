@@ -33,6 +33,7 @@ WITHOUT = {
     "kernels_final",
     "kernels_versions",
     "peer_audit",
+    "speed_growth",
     "speed_peers",
     "server_aiperf",
     "server_many",
