@@ -58,6 +58,11 @@ def test_across_generations_a_measured_gpu_is_answered_without_its_generation() 
     assert found["tier"] == "cross-generation" and found["evidence"].startswith("sweeps of other GPUs")
 
 
+def test_a_gpu_that_no_sweep_holds_is_answered_by_all_gpus() -> None:
+    for gpu in ("a100_sxm", "l40s", "b200_sxm"):
+        assert floor_of(gpu, "auto") == floor_of(gpu, "cross-generation") == pytest.approx(ALL)
+
+
 def test_a_gpu_that_no_sweep_holds_has_the_factors_of_its_measured_sibling() -> None:
     for gpu, evidence in (
         ("h200_sxm", "fit of h100_sxm"),
@@ -84,6 +89,10 @@ def test_a_twin_of_a_measured_gpu_has_its_fit_and_the_interval_of_a_gpu_that_no_
     width = {gpu: found["latency_p95_us"].to_numpy() / found["latency_us"].to_numpy() for gpu, found in calls.items()}
     # calls of the H20 take longer, and longer ones have narrower intervals at equal distance
     assert (width["h800_sxm"] > width["h100_sxm"]).all() and width["h20"].mean() > width["h800_sxm"].mean()
+
+
+def test_a_fit_that_left_nothing_out_answers_with_what_it_has() -> None:
+    assert floor_of("h100_sxm", "cross-generation", pack((None, ALL))) == pytest.approx(ALL)
 
 
 def curve(width: float, **more: Any) -> list[dict[str, Any]]:
@@ -199,6 +208,16 @@ def test_a_sweep_inside_a_node_measures_no_exchange_between_nodes(family: str, g
     found = answer_of(family, sizes, "h100_sxm")
     assert found["tier"] == tier
     assert found["evidence"].endswith("in groups of up to 8 GPUs") == (gpus == 16)
+
+
+def test_deepep_was_measured_between_nodes() -> None:
+    calls = call_table({**EXCHANGED, **work("all_to_all", EXCHANGED), "format": ["bf16"]}, "h100_sxm", None)
+    calls = with_column(calls, "engine", ["sglang"])
+    calls = calls.append_column("implementation", pa.array(["deepep_normal_dispatch"]))
+    assert price("all_to_all", calls).to_pylist()[0]["tier"] == "target-measured"
+
+
+EXCHANGED = {"group_size": np.array([16.0]), "elements": np.array([2.0**20])}
 
 
 def answer_of(family: str, sizes: dict[str, Any], gpu: str, math: str | None = None) -> dict[str, Any]:
