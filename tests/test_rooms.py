@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 ROOMS = tuple(
     """
     version number_format escape errors files caches dataflow laboratory catalog models kernels fitting scenario
-    forward serving logs present measure sweeps sizing upgrades comparison searching choices project_graph
+    serving logs present forward measure sweeps sizing upgrades comparison searching choices project_graph
     session public_functions __init__ server plugins evaluation cli __main__
     """.split()
 )
