@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from kernelsight.catalog.model_names import served_name
 from kernelsight.catalog.tables import catalogue_yaml, facts
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.budget import OPTIONS
-from kernelsight.models.config import served_name
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.launch.engine_options import Option, options
 from kernelsight.scenario.launch.kv_tiers import tier_options
