@@ -87,7 +87,7 @@ def arrows() -> dict[str, dict[str, int]]:
 BUDGET = {
     "kernelsight/*.py": 78_818,  # 66,000
     "tests/*.py": 52_003,  # 40,000
-    "docs/*.md": 5_444,  # 7,500
+    "docs/*.md": 5_380,  # 7,500
     "schemas/*.json": 149,  # 150 that users read
 }
 # code does not hide there: printed beside
