@@ -18,9 +18,10 @@ from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.bounded_values import parse_yaml
 from kernelsight.files.budget import ARCHITECTURE
+from kernelsight.files.forms import line_of, misfit
 from kernelsight.models.config_fields import ConfigFields, Field, longest_context
 from kernelsight.models.expressions import Expression
-from kernelsight.models.field_files import FIELD, SCALAR, FieldFile, FieldScope, line_of, misfit
+from kernelsight.models.field_files import FIELD, SCALAR, FieldFile, FieldScope
 from kernelsight.number_format import number
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ SECTIONS = {
     "checks": [{"holds": SCALAR, "field": str, "expected": str}],
     "notes": [{"when": SCALAR, "note": str}],
 }
-"""Form of a file; see :func:`~kernelsight.models.field_files.misfit`."""
+"""Form of a file; see :func:`~kernelsight.files.forms.misfit`."""
 KINDS_OF_LAYERS = ("count", "attention", "ffn")
 # sizes of a layer that an architecture states where they differ from those of the model
 SIZES = (
