@@ -22,7 +22,7 @@ from kernelsight.scenario.flags import (
     PREFILL_FLAGS,
     SPECULATION,
 )
-from kernelsight.scenario.load_rules import with_finite_rate
+from kernelsight.scenario.load_rules import with_finite_rate, with_prompts
 from kernelsight.scenario.speculation import head_name, head_rows, layer_rows, methods, proposer, with_method
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in by_name:
         if name not in FLAGS:
             raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")
-    by_name = {name: typed_value(name, value) for name, value in by_name.items()}
+    by_name = with_prompts({name: typed_value(name, value) for name, value in by_name.items()})
     for name in ("dtype", "kv_cache_dtype"):
         if name in by_name:
             by_name[name] = AUTO_DTYPES.get(by_name[name], by_name[name])
