@@ -162,7 +162,7 @@ class Everything:
 
     def at_confidence(self, index: int, highest: HighestRate) -> float:
         """Return the cost with the question's confidence; infinite where no load has it."""
-        rated = Rated(self.rows[index], highest)
+        rated = Rated.of(self.rows[index], highest)
         ((at_rates),) = intervals_at(self.session, self.plan, [rated], [SHARES])
         chances = chances_of(at_rates, self.objectives, highest.rate, highest.low)
         return self.cost(index, highest.rate * chances.share_for(self.question.get("confidence", 0.9)))

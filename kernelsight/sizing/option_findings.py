@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.sweeps.rate_intervals import Rated
+from kernelsight.sweeps.rate_search import HighestRate
 from kernelsight.sweeps.run_summary import cliff_of
 from kernelsight.sweeps.trials import give_reach
 
@@ -66,10 +67,10 @@ def findings_on(search: SizeSearch, option: Option) -> OptionFindings:
 
 def _examine(search: SizeSearch, option: Option) -> OptionFindings:
     candidate = option.sized.candidate
-    rated = Rated(candidate.flags, option.sized.highest)
+    rated = Rated.of(candidate.flags, option.sized.highest)
     with option.sized.prospect.session.fork() as fork:
         # only this deployment is examined, at its load and a little above its highest rate
-        limit = _limit(fork, rated)
+        limit = _limit(fork, rated, option.sized.highest)
         plan = plan_rows(fork, [rated.flags_at(min(option.load, 1.0))])
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         give_reach(fork, plan.planned)
@@ -87,12 +88,12 @@ def _examine(search: SizeSearch, option: Option) -> OptionFindings:
     return OptionFindings(limit, cliff, tuple(families))
 
 
-def _limit(session: Session, rated: Rated) -> str | None:
+def _limit(session: Session, rated: Rated, highest: HighestRate) -> str | None:
     """Return the resource of which more gains most for the tightest objective, above the highest rate."""
     plan = plan_rows(session, [rated.flags_at(ABOVE)])
     give_plan(session, plan.deployments_of(plan.planned), plan.planned)
     give_reach(session, plan.planned)
-    tried = rated.highest.broken or rated.highest.tried
+    tried = highest.broken or highest.tried
     column = GAINS.get(tried.verdict.tightest.metric, "e2e_gain")
     gains = [row for row in session.table("resource_gains").to_pylist() if row["resource"] != "arrivals"]
     known = [row for row in gains if row[column] is not None]

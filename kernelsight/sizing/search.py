@@ -16,7 +16,7 @@ from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, Candidate, planned_candidates, rows_of
 from kernelsight.sizing.decision import Option, option_of
-from kernelsight.sizing.evidence import UNKNOWN, evidence_of
+from kernelsight.sizing.evidence import UNKNOWN, evidence_of, may_hold
 from kernelsight.sizing.prospects import BUDGET, NO_BOUND, LeftOut, Prospect, Sized, miss_of, nothing_fits, rate_below
 from kernelsight.sizing.variants import family_of, is_split, variants
 from kernelsight.sweeps.find_rate import open_trials, status_of
@@ -281,7 +281,7 @@ class SizeSearch:
     def _examine(self, prospect: Prospect, most: float) -> None:
         """Search the rough rate of a deployment, unless short runs show that it does not cost less than ``most``."""
         needed = 0.0 if math.isinf(most) else rate_below(self.demand.least_cost, prospect.candidate, most)
-        if needed > 1e-6 and not prospect.search.may_keep(needed / DOUBT):
+        if needed > 1e-6 and not self._may_be_cheaper(prospect, needed / DOUBT):
             self._pass_over(prospect, NOT_REACHED, needed)
             return
         try:
@@ -291,6 +291,13 @@ class SizeSearch:
             if found := prospect.search.so_far(ROUGH):
                 self._size(prospect, found)
             raise
+
+    def _may_be_cheaper(self, prospect: Prospect, rate: float) -> bool:
+        """Return whether a deployment may have a rate, and the confidence at what is served of it, by short runs."""
+        confidence, served = self.demand.confidence, rate * (1.0 - self.demand.margin)
+        return prospect.search.may_keep(rate) and (
+            confidence <= 0.5 or may_hold(prospect, served, self._objectives, confidence)
+        )
 
     def _size(self, prospect: Prospect, rate: HighestRate) -> None:
         """Record a deployment's rate with the instances that have the confidence, or why it has no rate."""
