@@ -66,7 +66,7 @@ def evidence_of(
 
 
 def may_hold(prospect: Prospect, load: float, objectives: Sequence[Objective], confidence: float) -> bool:
-    """Return whether one instance may keep the objectives with a confidence at a load that keeps them, by a short run.
+    """Return whether one instance may keep the objectives with a confidence, above 0.5, at a load, by a short run.
 
     Its tails are noise: what it reaches there is allowed, and ``NOISE`` times every objective.
     """

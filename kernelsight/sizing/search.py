@@ -295,9 +295,8 @@ class SizeSearch:
     def _may_be_cheaper(self, prospect: Prospect, rate: float) -> bool:
         """Return whether a deployment may have a rate, and the confidence at what is served of it, by short runs."""
         confidence, served = self.demand.confidence, rate * (1.0 - self.demand.margin)
-        return prospect.search.may_keep(rate) and (
-            confidence <= 0.5 or may_hold(prospect, served, self._objectives, confidence)
-        )
+        is_sure = confidence <= 0.5 or may_hold(prospect, served, self._objectives, confidence)
+        return is_sure and prospect.search.may_keep(rate)
 
     def _size(self, prospect: Prospect, rate: HighestRate) -> None:
         """Record a deployment's rate with the instances that have the confidence, or why it has no rate."""
