@@ -71,7 +71,7 @@ def _examine(options: Sequence[Option]) -> list[OptionFindings]:
         # only these deployments are examined, each at its load and a little above its highest rate
         rated = [(Rated.of(option.sized.candidate.flags, option.sized.highest), option) for option in options]
         rows = [one.flags_at(share) for one, option in rated for share in (min(option.load, 1.0), ABOVE)]
-        plan = plan_rows(fork, rows)
+        plan = plan_rows(fork, rows, on_fault="collect")  # of few users both shares may be the same load
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         give_reach(fork, plan.planned)
         fork.compute("resource_gains", "kernel_breakdown", "step_cost_uses", "kernel_latencies")
