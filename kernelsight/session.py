@@ -40,8 +40,13 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     """
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
-    policy = cache_policy()
-    return Session(project_graph(), embedded_facts(), path=path, read_only=read_only, files=files, cache_policy=policy)
+    facts, how = embedded_facts(), {"read_only": read_only, "files": files, "cache_policy": cache_policy()}
+    session = Session(project_graph(), facts, path=path, **how)
+    if path is not None:
+        from kernelsight.scenario.run_info import PACK, pack_as_saved
+
+        session._facts[PACK] = pack_as_saved(session, facts[PACK])
+    return session
 
 
 class Session(dataflow.Session):
