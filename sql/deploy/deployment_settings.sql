@@ -72,6 +72,14 @@ backends as (
     and (known.needs is null or list_contains(words, known.needs))
   group by deployment_id
 ),
+-- how the engine's version runs adapters
+adapting as (
+  select deployment_id, known.*
+  from deployments join engine_adapters as known using (engine)
+  where enable_lora
+  qualify row_number() over (
+    partition by deployment_id order by holding_version(from_version, engine_version) desc nulls last, version_numbers(from_version)) = 1
+),
 -- source of draft tokens; null: none
 proposing as (
   select
@@ -118,9 +126,10 @@ select
     coalesce(deployments.windows_freed, pools.deployment_id is not null or limits.windows_freed) as windows_freed,
     case when coalesce(deployments.windows_freed, true) and pools.deployment_id is not null
          then coalesce(limits.swa_full_tokens_ratio, pools.swa_full_tokens_ratio) end as swa_full_tokens_ratio,
-    case when coalesce(limits.enforce_eager, false) then 0 else limits.graph_max_tokens end as graph_max_tokens,
+    case when coalesce(limits.enforce_eager, false) or coalesce(adapting.graphs = 'none', false) then 0 else limits.graph_max_tokens end as graph_max_tokens,
     -- what a deployment states holds everywhere
-    case when deployments.prompt_graphs is null and limits.prompt_graphs = 'chunk'
+    case when deployments.prompt_graphs is null and adapting.graphs <> 'as_without' then 'none'
+         when deployments.prompt_graphs is null and limits.prompt_graphs = 'chunk'
               and (gpus.vendor <> 'nvidia' or limits.pp > 1 or lock_step or limits.num_speculative_tokens > 0
                 or coalesce(limits.kv_tier, 'none') <> 'none'
                    or coalesce(models.kv_lora_rank, models.index_top_k, models.linear_key_heads) is not null)
@@ -134,7 +143,10 @@ select
   formats.expert_format,
   formats.activation_scales,
   usual.method is not null and limits.draft_acceptance_rate is null and limits.draft_acceptance is null as draft_acceptance_assumed,
-  coalesce(usual.passes = 'block', false) as drafts_in_block
+  coalesce(usual.passes = 'block', false) as drafts_in_block,
+  coalesce(adapting.slices_apart, false) as adapter_slices_apart,
+  coalesce(adapting.gathers, false) as adapter_gathers,
+  coalesce(adapting.head_waits, false) as adapter_head_waits
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)
@@ -142,6 +154,7 @@ join proposing using (deployment_id)
 join models on models.model = limits.model
 join gpus on gpus.gpu = limits.gpu
 left join pools using (deployment_id)
+left join adapting using (deployment_id)
 left join backends using (deployment_id)
 left join deployment_samplers using (deployment_id)
 left join draft_acceptance_rates as usual on usual.method = proposing.method
