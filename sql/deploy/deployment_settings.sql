@@ -92,7 +92,7 @@ select
   limits.* exclude (
     quantization, enforce_eager, max_cudagraph_capture_size, async_with_drafts, draft_max_num_seqs, seats_per_stage,
     ranks_divide_budget, rank_conservativeness, graph_sizes_of, graph_tokens_per_seat, group_gpus, api_server_count, endpoint, request_delay_ms, cpu, kv_tier,
-    kv_write_policy, sampling, enable_lora
+    kv_write_policy, sampling, enable_lora, max_cpu_loras
   ) replace (
     case when coalesce(limits.enable_lora, false) then limits.max_loras else 0 end as max_loras,
     coalesce(limits.tier, 'auto') as tier,
@@ -144,6 +144,8 @@ select
   formats.activation_scales,
   usual.method is not null and limits.draft_acceptance_rate is null and limits.draft_acceptance is null as draft_acceptance_assumed,
   coalesce(usual.passes = 'block', false) as drafts_in_block,
+  case when adapting.engine is null then 0
+       else greatest(limits.max_loras, coalesce(limits.max_cpu_loras, case adapting.host_memory when 'all' then 256 else 0 end)) end as adapter_places,
   coalesce(adapting.slices_apart, false) as adapter_slices_apart,
   coalesce(adapting.gathers, false) as adapter_gathers,
   coalesce(adapting.head_waits, false) as adapter_head_waits
