@@ -89,7 +89,8 @@ def _limit_faults(limits: Limits) -> Iterator[str]:
     if limits.block_size > LARGEST_BLOCK:
         yield f"block_size is {limits.block_size} tokens; give {LARGEST_BLOCK} at most."
     if limits.max_loras > 0 and not limits.max_loras <= limits.adapter_places <= MOST_ADAPTERS:
-        yield f"{limits.max_loras} adapters on the GPU and {limits.adapter_places} in host memory; give {MOST_ADAPTERS} at most."
+        places = f"{limits.max_loras} adapters on the GPU and {limits.adapter_places} in host memory"
+        yield f"{places}; give {MOST_ADAPTERS} at most."
     if not _are_times(np.array([limits.batch_wait_us])):
         yield f"batch_wait_timeout_ms is {limits.batch_wait_us / 1e3:g}; give a number from 0."
 

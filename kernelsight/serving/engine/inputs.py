@@ -89,8 +89,9 @@ class Load(NamedTuple):
 
     ``hashes``: the hash blocks of all prompts, concatenated, as numbers from 0; request i has those from
     ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens per hash block; 0: no hashes.
-    ``priority``: lower goes first; empty: all equal. ``adapter``: numbers of adapters, -1: none; empty: none has one. ``waits``: dependencies; None: none. The first ``warmups``
-    requests finish before the clock of the others starts. ``max_concurrency``: requests, or sessions, in progress;
+    ``priority``: lower goes first; empty: all equal. ``adapter``: numbers of adapters, -1: none; empty: no request has
+    one. ``waits``: dependencies; None: none. The first ``warmups`` requests finish before the clock of the others
+    starts. ``max_concurrency``: requests, or sessions, in progress;
     ``user_us``: time after which it is raised by one, from 1 on, while a closed loop ramps up; 0: no ramp.
     """
 

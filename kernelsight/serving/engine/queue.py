@@ -155,7 +155,7 @@ def take(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @inlined
 def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> float:
-    """Return when the next request becomes visible; with priorities or adapters, the first not visible yet; inf: none."""
+    """Return when the next request becomes visible: with priorities or adapters the first not visible; inf: none."""
     r = engine.first_waiting
     if not limits.by_priority and limits.max_loras == 0:
         return requests[r].visible_us if r >= 0 else FOREVER

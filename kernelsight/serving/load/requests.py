@@ -39,7 +39,8 @@ LOAD_COLUMNS = (
     *("trace", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     *("max_concurrency", "num_prompts", "num_warmups", "input_len", "output_len", "range_ratio"),
     *("length_distribution", "input_len_cv", "output_len_cv", "lengths_from", "prefix_len", "num_prefixes"),
-    *("num_priorities", "num_adapters", "adapter_zipf", "num_turns", "think_time_s", "think_time_cv", "think_time_limit_s", "shared_prefix", "seed"),
+    *("num_priorities", "num_adapters", "adapter_zipf", "num_turns", "think_time_s", "think_time_cv"),
+    *("think_time_limit_s", "shared_prefix", "seed"),
     *("trace_columns", "trace_tokenizer"),
 )
 DEPENDENCIES_SCHEMA = pa.schema(
@@ -274,8 +275,8 @@ def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
 def _draw(row: Mapping, recorded: pa.Table | None) -> tuple[Drawn, Dependencies]:
     """Draw one synthetic load from its seed; return it and the dependencies of its requests.
 
-    Arrivals, lengths, prefixes, priorities and adapters have a child seed each, so that another rate leaves the lengths as they
-    are, and the other way round. A new draw takes the last child seed, so that the earlier ones keep theirs.
+    Arrivals, lengths, prefixes, priorities and adapters have a child seed each, so that another rate leaves the lengths
+    as they are, and the other way round. A new draw takes the last child seed, so that the earlier ones keep theirs.
     """
     n, turns, prefix_len = row["num_prompts"], row["num_turns"] or 1, row["prefix_len"] or 0
     seeds = np.random.SeedSequence(row["seed"]).spawn(8)
