@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from kernelsight.catalog.model_names import find_variant
 from kernelsight.dataflow.session import Session
 from kernelsight.errors import KernelSightError
-from kernelsight.models.model_names import find_variant
 from kernelsight.number_format import rounded
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.plan import give_plan, plan_rows

@@ -40,7 +40,7 @@ from kernelsight.kernels.prepared_calls import (
     within_bounds,
 )
 from kernelsight.kernels.pricing_tables import PricingTables
-from kernelsight.kernels.string_columns import dictionary_of, positions
+from kernelsight.kernels.string_columns import decoded, dictionary_of, encoded, positions
 from kernelsight.number_format import number
 
 # columns of kernel_latencies, in their order
@@ -80,7 +80,9 @@ def latencies(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
     """
     call_names = calls.select(["deployment_id", "step_shape_id", "call", "name", "count"])
     call_names = call_names.append_column("family", pa.repeat(family, calls.num_rows))
-    return with_call_names(call_names, latency_columns(family, calls, tables))
+    return with_call_names(
+        call_names, latency_columns(family, calls.select(columns_read(family, calls.column_names)), tables)
+    )
 
 
 @for_each("family")
@@ -104,7 +106,7 @@ def family_latencies(
 def with_call_names(call_names: pa.Table, computed: pa.Table) -> pa.Table:
     """Return ``kernel_latencies`` of the columns that name calls and the :func:`latency_columns` of the same rows."""
     columns = {name: table[name] for table in (call_names, computed) for name in table.column_names}
-    return pa.table({name: _decoded(columns[name]) for name in COLUMNS})
+    return pa.table({name: decoded(columns[name]) for name in COLUMNS})
 
 
 def latency_columns(family: str, calls: pa.Table, tables: PricingTables) -> pa.Table:
@@ -113,10 +115,7 @@ def latency_columns(family: str, calls: pa.Table, tables: PricingTables) -> pa.T
     ``calls`` needs the columns of :func:`columns_read` alone.
     """
     # each string column is read several times: its codes once
-    words = [field.name for field in calls.schema if field.type == pa.string()]
-    calls = pa.table(
-        {name: calls[name].dictionary_encode() if name in words else calls[name] for name in calls.column_names}
-    )
+    calls = pa.table({name: encoded(calls[name]) for name in calls.column_names})
     evaluated = evaluate_calls(family, calls, tables)
     roofline, rows = evaluated.results["roofline_us"], calls.num_rows
     evaluated, dynamic_energy_j = under_power_limits(family, calls, evaluated, tables)
@@ -306,7 +305,11 @@ def _evaluate_group(ready: PreparedCalls, group: CallGroup) -> dict[str, np.ndar
         network = ready.networks[group.corrected][0]
         of_nodes = {name: _of_few_lengths(getattr(network, name)) for name in BY_NODE}
         values["network"] = network._replace(**of_nodes)
-        columns["node"] = ready.nodes_of_rows(group)
+        nodes = ready.nodes_of_rows(group)
+        if "kind" in columns or not nodes.size:
+            columns["node"] = nodes
+        else:  # of one kind
+            uniform["node"] = nodes[0]
     kernel = kernel_of(ready.family)
     return evaluate(ready.family, kernel, kind_of_row.size, columns, uniform, ready.hardware, values)
 
@@ -374,7 +377,3 @@ def roofline_and_bound(xp: Any, wire_share: Callable[..., Any] | None, columns: 
 
 def _is_uniform(values: np.ndarray) -> bool:
     return values.size > 0 and bool((values == values[0]).all())
-
-
-def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

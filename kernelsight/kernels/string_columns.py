@@ -40,6 +40,25 @@ def combinations(table: pa.Table, names: Sequence[str]) -> tuple[list[dict[str, 
     return rows, inverse
 
 
+def encoded(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.DictionaryArray:
+    """Return a string column dictionary-encoded, others as they are; one that repeats one value is not hashed."""
+    if column.type != pa.string():
+        return column
+    if len(column) and pc.all(pc.equal(column, column[0]), skip_nulls=False).as_py():
+        return dictionary_of([column[0].as_py()], np.zeros(len(column), np.int32))
+    return column.dictionary_encode()
+
+
+def decoded(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """Return a dictionary-encoded column as its values, others as they are; one value is repeated, not looked up."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    column = in_one_piece(column)
+    if len(column.dictionary) == 1 and not column.null_count:
+        return pa.repeat(column.dictionary[0], len(column))
+    return column.cast(column.type.value_type)
+
+
 def _present(codes: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct codes, all below ``most``, in ascending order, and the number of each row's, (rows,)."""
     if most > max(codes.size, 1024):

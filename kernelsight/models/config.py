@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kernelsight import errors
+from kernelsight.catalog.model_names import catalogue_name, entries
+from kernelsight.catalog.tables import catalogue_yaml, contracts
 from kernelsight.files.bounded_values import read_json
-from kernelsight.files.own import own_json, own_text
+from kernelsight.files.gguf_files import read_gguf
 from kernelsight.models.architectures import Shape, architecture_of, shape_of
 from kernelsight.models.config_fields import ConfigFields, check_heads, check_rope, check_total
-from kernelsight.models.config_forms import as_config, read_gguf
 from kernelsight.models.quantization import read_formats
 
-CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.jsonl"
-# billions of parameters in a name
-SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])")
-ADVICE = (
-    "For a model of the shape of one in the catalogue add --model-like; otherwise give the path to its config.json."
-)
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # objects that hold a config's language model: in multimodal configs, and in those of heads that speculators trains
 INNER = ("text_config", "transformer_layer_config")
@@ -34,11 +27,6 @@ OUTER_FIELDS = (
 )
 Rows = tuple[dict[str, Any], list[dict[str, Any]]]
 """One ``models`` row and its ``model_layers`` rows."""
-
-
-def catalogue_name(huggingface_id: str) -> str:
-    """Return the repository's name in lower case, without owner and without -instruct."""
-    return huggingface_id.rsplit("/", 1)[-1].lower().replace("-instruct", "")
 
 
 def read_config(
@@ -56,8 +44,6 @@ def read_config(
     has precedence over those of the catalogue. InvalidInput names the field: it is missing, a size is
     not a whole number above 0, the architecture or quantisation is not supported.
     """
-    from kernelsight.catalog.tables import contracts
-
     label = huggingface_id or source
     if not isinstance(config, Mapping):
         raise errors.config_unreadable(label, "it is not a JSON object")
@@ -130,29 +116,17 @@ def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
 
     Kinds that differ in sizes alone are numbered: full_dense, full_dense_2.
     """
-    kinds: dict[str, dict[str, Any]] = {}
-    for attention, ffn, sizes in zip(shape.attention, shape.ffn, shape.sizes, strict=True):
-        kind = kinds.setdefault(
-            json.dumps([attention, ffn, sizes]),
-            dict.fromkeys(
-                (
-                    *("v_head_dim", "index_heads", "expert_hidden", "compression", "shared_cache"),
-                    "value_projections",
-                    "products",
-                )
-            )
-            | _mixer_columns(row, attention)
-            | _ffn_columns(row, ffn)
-            | sizes,
-        )
-        kind["count"] = kind.get("count", 0) + 1
+    layers = Counter(map(json.dumps, zip(shape.attention, shape.ffn, shape.sizes, strict=True)))
     names: Counter[str] = Counter()
     rows = []
-    for kind in kinds.values():
-        name = f"{kind['attention']}_{kind['ffn']}"
+    for kind, count in layers.items():
+        attention, ffn, sizes = json.loads(kind)
+        name = f"{attention}_{ffn}"
         names[name] += 1
         numbered = name if names[name] == 1 else f"{name}_{names[name]}"
-        rows.append({"model": row["model"], "layer_kind": numbered} | kind)
+        columns = dict.fromkeys(contracts()["model_layers"].column_names)
+        columns |= {"model": row["model"], "layer_kind": numbered, "count": count}
+        rows.append(columns | _mixer_columns(row, attention) | _ffn_columns(row, ffn) | sizes)
     return rows
 
 
@@ -173,9 +147,8 @@ def _ffn_columns(row: Mapping[str, Any], ffn: str) -> dict[str, Any]:
     if ffn in ("dense", "none"):
         width = row["intermediate"] if ffn == "dense" else 0
         return {"ffn": ffn, "intermediate": width, "experts": 0, "top_k": 0, "shared_intermediate": 0}
-    shared = row["shared_intermediate"]
-    columns = {"ffn": ffn, "intermediate": row["expert_intermediate"], "experts": row["experts"]}
-    return columns | {"top_k": row["top_k"], "shared_intermediate": shared}
+    sizes = {name: row[name] for name in ("experts", "top_k", "shared_intermediate")}
+    return {"ffn": ffn, "intermediate": row["expert_intermediate"]} | sizes
 
 
 def read_config_file(path: str | Path, architecture: str | Path | None = None) -> Rows:
@@ -188,16 +161,19 @@ def read_config_file(path: str | Path, architecture: str | Path | None = None) -
     such file.
     """
     path = Path(path)
-    file = path / "config.json" if path.is_dir() else path
-    if path.is_dir() and not file.exists():
-        file = path / "params.json"
-        if not file.exists():
-            raise errors.config_unreadable(path, "the folder has no config.json")
+    names = [name for name in ("config.json", "params.json") if (path / name).exists()]
+    if path.is_dir() and not names:
+        raise errors.config_unreadable(path, "the folder has no config.json")
+    file = path / names[0] if names else path
     quant_file = file.with_name("hf_quant_config.json")
-    content = read_gguf(file) if file.suffix == ".gguf" else _json_object(file)
+    is_gguf = file.suffix == ".gguf"
+
+    def refuse(problem: str) -> errors.InvalidInput:
+        return errors.config_unreadable(file, f"the file {problem}")
+
     return read_config(
-        as_config(content, str(file)),
-        model=catalogue_name(file.stem if file.suffix == ".gguf" else file.resolve().parent.name),
+        as_config(read_gguf(file, refuse) if is_gguf else _json_object(file), str(file)),
+        model=catalogue_name(file.stem if is_gguf else file.resolve().parent.name),
         huggingface_id=None,
         source=str(file),
         quant_config=_json_object(quant_file) if quant_file.exists() else None,
@@ -212,120 +188,67 @@ def _json_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _entries() -> Iterator[dict[str, Any]]:
-    yield from map(own_json, own_text(CATALOGUE).splitlines())
-
-
 def load_catalogue() -> Rows:
-    """Return the ``models`` and ``model_layers`` rows of a catalogue: JSON Lines, each object with its ``config``."""
-    models, layers = [], []
-    for entry in _entries():
-        row, layer_rows = read_config(
+    """Return the ``models`` and ``model_layers`` rows of the catalogue."""
+    rows = [
+        read_config(
             entry["config"],
             model=entry["model"],
             huggingface_id=entry["huggingface_id"],
             source=entry["source"],
             quant_config=entry.get("quant_config"),
         )
-        models.append(row)
-        layers += layer_rows
-    return models, layers
+        for entry in entries()
+    ]
+    return [row for row, _ in rows], [layer for _, layers in rows for layer in layers]
 
 
-def _lookup_key(name: str) -> str:
-    """Return a name or identifier in the form in which all spellings of a model are equal."""
-    owner, _, repository = name.strip().lower().rpartition("/")
-    repository = catalogue_name(repository).removesuffix("-it").removeprefix("meta-")
-    return f"{owner}/{repository}" if owner else repository
+def as_config(content: Mapping[str, Any], label: str) -> Mapping[str, Any]:
+    """Return the config.json that a config of another form states, or ``content`` itself where it has none of them.
 
+    InvalidInput: a form that is known, with a class that is not.
 
-@cache
-def _spellings(compared: bool) -> dict[str, tuple[str, str]]:
-    """Return catalogue names, with the reason, by lookup key: of names of the same config, or taken as that shape."""
-    from kernelsight.catalog.tables import facts
-
-    named = [(name, model, "") for model, own in _identifiers().items() for name in (model, own) if compared]
-    aliases = [row for row in facts("model_aliases").to_pylist() if row["compared"] == compared]
-    named += [(row["name"], row["model"], row["source"]) for row in aliases]
-    found: dict[str, tuple[str, str]] = {}
-    for name, model, why in named:
-        for spelled in (name, name.rsplit("/", 1)[-1]):
-            found.setdefault(_lookup_key(spelled), (model, why))
-    return found
-
-
-def likely_shape(name: str) -> tuple[str, str] | None:
-    """Return the catalogue name that a name is taken as, and why, though their configs were not compared; else None.
-
-    >>> likely_shape("Qwen/QwQ-32B")
-    ('qwen2.5-32b', 'fine-tune: by its name and model card')
+    >>> params = {"dim": 4096, "n_layers": 32, "n_heads": 32, "moe": {"num_experts": 8}}
+    >>> config = as_config(params, "params.json")
+    >>> config["architectures"], config["hidden_size"], config["num_local_experts"]
+    (['MixtralForCausalLM'], 4096, 8)
     """
-    return _spellings(False).get(_lookup_key(name))
+    if "architectures" in content:
+        return content
+    for form in catalogue_yaml("config_forms").values():
+        if all(_value(content, name) is not None for name in form["has"]):
+            return _converted(content, form, label)
+    return content
 
 
-@cache
-def _identifiers() -> dict[str, str]:
-    """Return the Hugging Face identifiers of the catalogue by its names."""
-    return {entry["model"]: entry["huggingface_id"] for entry in _entries()}
+def _converted(content: Mapping[str, Any], form: Mapping[str, Any], label: str) -> dict[str, Any]:
+    chosen = next((case["class"] for case in form["classes"] if _applies(content, case)), None)
+    if chosen is None:
+        field = form["classes"][0]["field"]
+        known = sorted({case["value"] for case in form["classes"] if "value" in case})
+        raise errors.config_unsupported(label, field, _value(content, field), known)
+    config: dict[str, Any] = {"architectures": [chosen]}
+    stated = [(name, _value(content, spelling)) for spelling, names in form["fields"].items() for name in names]
+    words = form.get("words", {})
+    for name, value in [*form["adds"].items(), *((name, value) for name, value in stated if value is not None)]:
+        *holders, last = name.split(".")
+        held = config
+        for holder in holders:
+            held = held.setdefault(holder, {})
+        held[last] = words.get(value, value) if isinstance(value, str) else value
+    return config
 
 
-def served_name(model_name: str, identifier: str | None = None) -> str:
-    """Return the model name for an engine's command line: an identifier or folder as given, else the identifier.
-
-    A catalogue name becomes its Hugging Face identifier, with -Instruct where the name has it. ``identifier``: that of
-    the model's row, where it is known.
-
-    >>> served_name("meta-llama/Llama-3.1-8B-Instruct"), served_name("llama-3.1-8b")
-    ('meta-llama/Llama-3.1-8B-Instruct', 'meta-llama/Llama-3.1-8B')
-    >>> served_name("llama-3.1-8b-instruct"), served_name("models/mine/config.json")
-    ('meta-llama/Llama-3.1-8B-Instruct', 'models/mine')
-    """
-    if model_name.endswith(".json"):
-        return str(Path(model_name).parent)
-    if "/" in model_name:
-        return model_name
-    model, _ = _spellings(True).get(_lookup_key(model_name), ("", ""))
-    resolved = identifier or _identifiers().get(model)
-    if resolved is None:
-        return model_name
-    return (
-        resolved + "-Instruct"
-        if "-instruct" in model_name.lower() and "-instruct" not in resolved.lower()
-        else resolved
-    )
+def _applies(content: Mapping[str, Any], case: Mapping[str, str]) -> bool:
+    value = _value(content, case["field"])
+    unless = case.get("unless")
+    return value is not None and case.get("value", value) == value and not (unless and _value(content, unless))
 
 
-def shapes_like(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names of the family and size that a name states, else of about its size; all where it states none.
-
-    >>> known = ["deepseek-r1", "qwen3-8b", "qwen3-32b", "codellama-34b-hf"]
-    >>> shapes_like("someone/Sky-Qwen-32B", known), shapes_like("DeepSeek-R1-Distill-Sky-32B", known)
-    (['qwen3-32b'], ['qwen3-32b', 'codellama-34b-hf'])
-    """
-    size, names = _size(name), list(names)
-    if size is None:
-        return names
-    near = [each for each in names if (other := _size(each)) and size / 2 <= other <= size * 2]
-    family = [each for each in near if _size(each) == size and _words(name) & _words(each)]
-    return family or near
-
-
-def _size(name: str) -> float | None:
-    """Return the billions of parameters that a name states first."""
-    found = SIZE.search(name.lower())
-    return float(found[1]) if found else None
-
-
-def _words(name: str) -> set[str]:
-    return set(re.findall("[a-z]{3,}", name.lower()))
-
-
-def resolve(name: str) -> str:
-    """Return the catalogue name of a model from that name or its Hugging Face identifier, in any case.
-
-    UnknownName lists the nearest names.
-    """
-    found = _spellings(True).get(_lookup_key(name))
-    if found is None:
-        raise errors.unknown("model", name, shapes_like(name, _identifiers()), ADVICE)
-    return found[0]
+def _value(content: Mapping[str, Any], name: str) -> Any:
+    """Return a field by its name, which may have dots, or by a path of nested objects; None: it is absent."""
+    if name in content:
+        return content[name]
+    holder, _, rest = name.partition(".")
+    inner = content.get(holder)
+    return _value(inner, rest) if rest and isinstance(inner, Mapping) else None

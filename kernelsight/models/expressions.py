@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 LONGEST = 400
 LARGEST = 2**62
-CONSTANTS = {"null": None, "true": True, "false": False}
 # kinds of attention, feed-forward, norms, activations and RoPE, and what configs call a position embedding
 WORDS = frozenset(
     "full sliding selected mla sparse compressed linear none dense moe shared head all silu gelu relu2 rope static "
     "dynamic".split()
 )
+CONSTANTS = {"null": None, "true": True, "false": False} | {word: word for word in WORDS}
 FUNCTIONS = ("has", "count", "length", "yarn", "int", "min", "max")
 Scope = Mapping[str, Any]
-Evaluate = Callable[[Scope], Any]
 
-COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -34,15 +33,17 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
     ast.In: lambda left, right: left in right,
     ast.NotIn: lambda left, right: left not in right,
-}
-OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Div: operator.floordiv,  # exact: checked before
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
 }
+# nodes of Python's grammar that are allowed, beside names, constants and calls
+FORMS = (ast.IfExp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.BinOp, ast.Subscript)
 
 
 class Malformed(ValueError):
@@ -58,11 +59,16 @@ class Impossible(ValueError):
 
 
 class Expression(NamedTuple):
-    """An expression: its text, the names that it refers to in order, and the function that evaluates it."""
+    """An expression: its text, the names that it refers to in order, and its tree; None: the constant ``value``."""
 
     text: str
-    names: tuple[str, ...]
-    evaluate: Evaluate
+    names: tuple[str, ...] = ()
+    tree: ast.expr | None = None
+    value: Any = None
+
+    def evaluate(self, scope: Scope) -> Any:
+        """Return its value for the fields and functions of a scope; Impossible: it has none."""
+        return self.value if self.tree is None else _value(self.tree, scope)
 
 
 def read_expression(text: str) -> Expression:
@@ -73,137 +79,93 @@ def read_expression(text: str) -> Expression:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Malformed("it is not an expression") from None
-    names: dict[str, None] = {}
-    return Expression(text, (evaluate := _compiled(tree, names)) and tuple(names), evaluate)
+    return Expression(text, tuple(dict.fromkeys(_names(tree))), tree)
 
 
-def _compiled(node: ast.expr, names: dict[str, None]) -> Evaluate:
-    """Return the function of a node; ``names`` takes the names that it refers to."""
-    read = READERS.get(type(node))
-    if read is None:
-        raise Malformed(f"{ast.unparse(node)!r} is not allowed in an expression")
-    return read(node, names)
+def _names(node: ast.AST) -> Iterator[str]:
+    """Yield the fields that a node refers to; Malformed: it, or what it holds, is not of the grammar."""
+    match node:
+        case ast.Name(id=name):
+            yield from () if name in CONSTANTS else (name,)
+        case ast.Constant(value=value):
+            if type(value) not in (int, float, str, bool) or (type(value) is int and value > LARGEST):
+                raise Malformed(f"{ast.unparse(node)!r} is no number or text")
+        case ast.Call():
+            function = ast.unparse(node.func)
+            if function not in FUNCTIONS:
+                raise Malformed(f"there is no function {function!r}; functions: {', '.join(FUNCTIONS)}")
+            if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
+                raise Malformed(f"{function} takes values, without names or stars")
+            if function == "has" and not (len(node.args) == 1 and isinstance(node.args[0], ast.Name)):
+                raise Malformed("has takes the name of a field")
+            for argument in node.args:
+                yield from [argument.id] if function == "has" else _names(argument)
+        case _:
+            parts, known = list(ast.iter_child_nodes(node)), (ast.expr, ast.boolop, ast.expr_context, *OPERATIONS)
+            if not isinstance(node, FORMS) or not all(isinstance(part, known) for part in parts):
+                raise Malformed(f"{ast.unparse(node)!r} is not allowed in an expression")
+            for part in parts:
+                yield from _names(part) if isinstance(part, ast.expr) else ()
 
 
-def _constant(node: ast.Constant, names: dict[str, None]) -> Evaluate:
-    value = node.value
-    if type(value) not in (int, float, str, bool) or (type(value) is int and value > LARGEST):
-        raise Malformed(f"{ast.unparse(node)!r} is no number or text")
-    return lambda scope: value
+def _value(node: ast.expr, scope: Scope) -> Any:
+    """Return the value of a node that :func:`_names` has let pass."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return CONSTANTS[name] if name in CONSTANTS else scope[name]
+        case ast.IfExp():
+            return _value(node.body if _value(node.test, scope) else node.orelse, scope)
+        case ast.BoolOp():
+            return (all if isinstance(node.op, ast.And) else any)(_value(part, scope) for part in node.values)
+        case ast.UnaryOp(op=ast.Not()):
+            return not _value(node.operand, scope)
+        case ast.UnaryOp():
+            return -_number(node.operand, scope)
+        case ast.Compare():
+            return _comparison(node, scope)
+        case ast.BinOp():
+            return _arithmetic(node, scope)
+        case ast.Subscript():
+            return _item(node, scope)
+        case ast.Call(args=[ast.Name(id=name)]) if node.func.id == "has":
+            return scope["has"](name)
+    # the functions are part of the scope: they know the config
+    return scope[node.func.id](*(_value(argument, scope) for argument in node.args))
 
 
-def _name(node: ast.Name, names: dict[str, None]) -> Evaluate:
-    name = node.id
-    if name in CONSTANTS or name in WORDS:
-        value = CONSTANTS.get(name, name if name in WORDS else None)
-        return lambda scope: value
-    names[name] = None
-    return lambda scope: scope[name]
+def _comparison(node: ast.Compare, scope: Scope) -> bool:
+    values = [_value(part, scope) for part in (node.left, *node.comparators)]
+    try:
+        pairs = zip(node.ops, values, values[1:], strict=False)
+        return all(OPERATIONS[type(operation)](left, right) for operation, left, right in pairs)
+    except TypeError:
+        raise Impossible(ast.unparse(node.left), values[0], f"comparable in {ast.unparse(node)}") from None
 
 
-def _choice(node: ast.IfExp, names: dict[str, None]) -> Evaluate:
-    first, condition, second = (_compiled(part, names) for part in (node.body, node.test, node.orelse))
-    return lambda scope: first(scope) if condition(scope) else second(scope)
+def _arithmetic(node: ast.BinOp, scope: Scope) -> int | float:
+    first, second = _number(node.left, scope), _number(node.right, scope)
+    if isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)) and not second:
+        raise Impossible(ast.unparse(node.right), second, "another number than 0")
+    if isinstance(node.op, ast.Div) and first % second:
+        raise Impossible(ast.unparse(node.left), first, f"a multiple of {ast.unparse(node.right)} ({second})")
+    result = OPERATIONS[type(node.op)](first, second)
+    if abs(result) > LARGEST:
+        raise Impossible(ast.unparse(node), result, f"at most {LARGEST}")
+    return result
 
 
-def _logic(node: ast.BoolOp, names: dict[str, None]) -> Evaluate:
-    parts = [_compiled(part, names) for part in node.values]
-    joined = all if isinstance(node.op, ast.And) else any
-    return lambda scope: joined(part(scope) for part in parts)
-
-
-def _unary(node: ast.UnaryOp, names: dict[str, None]) -> Evaluate:
-    operand = _compiled(node.operand, names)
-    if isinstance(node.op, ast.Not):
-        return lambda scope: not operand(scope)
-    if isinstance(node.op, ast.USub):
-        return lambda scope: -_number(operand(scope), node.operand)
-    raise Malformed(f"{ast.unparse(node)!r} is not allowed in an expression")
-
-
-def _comparison(node: ast.Compare, names: dict[str, None]) -> Evaluate:
-    operands = [_compiled(part, names) for part in (node.left, *node.comparators)]
-    if any(type(operation) not in COMPARISONS for operation in node.ops):
-        raise Malformed(f"{ast.unparse(node)!r} is not allowed in an expression")
-    operations = [COMPARISONS[type(operation)] for operation in node.ops]
-
-    def compare(scope: Scope) -> bool:
-        values = [operand(scope) for operand in operands]
-        try:
-            return all(
-                operation(left, right) for operation, left, right in zip(operations, values, values[1:], strict=False)
-            )
-        except TypeError:
-            raise Impossible(ast.unparse(node.left), values[0], f"comparable in {ast.unparse(node)}") from None
-
-    return compare
-
-
-def _arithmetic(node: ast.BinOp, names: dict[str, None]) -> Evaluate:
-    if type(node.op) not in OPERATIONS:
-        raise Malformed(f"{ast.unparse(node)!r} is not allowed in an expression")
-    left, right = _compiled(node.left, names), _compiled(node.right, names)
-    operation, divides = OPERATIONS[type(node.op)], isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod))
-
-    def calculate(scope: Scope) -> int | float:
-        first, second = _number(left(scope), node.left), _number(right(scope), node.right)
-        if divides and not second:
-            raise Impossible(ast.unparse(node.right), second, "another number than 0")
-        if isinstance(node.op, ast.Div) and first % second:
-            expected = f"a multiple of {ast.unparse(node.right)} ({second})"
-            raise Impossible(ast.unparse(node.left), first, expected)
-        result = operation(first, second)
-        if abs(result) > LARGEST:
-            raise Impossible(ast.unparse(node), result, f"at most {LARGEST}")
-        return result
-
-    return calculate
-
-
-def _number(value: Any, node: ast.expr) -> int | float:
+def _number(node: ast.expr, scope: Scope) -> int | float:
+    value = _value(node, scope)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Impossible(ast.unparse(node), value, "a number")
     return value
 
 
-def _item(node: ast.Subscript, names: dict[str, None]) -> Evaluate:
-    listed, index = _compiled(node.value, names), _compiled(node.slice, names)
-
-    def item(scope: Scope) -> Any:
-        values, number = listed(scope), index(scope)
-        if not isinstance(values, list) or type(number) is not int or not 0 <= number < len(values):
-            entries = len(values) if isinstance(values, list) else values
-            raise Impossible(ast.unparse(node.value), entries, f"a list with an entry {number}")
-        return values[number]
-
-    return item
-
-
-def _call(node: ast.Call, names: dict[str, None]) -> Evaluate:
-    """Return the function of a call; the functions themselves are part of the scope: they know the config."""
-    function = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
-    if function not in FUNCTIONS:
-        raise Malformed(f"there is no function {function!r}; functions: {', '.join(FUNCTIONS)}")
-    if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
-        raise Malformed(f"{function} takes values, without names or stars")
-    if function == "has":
-        if len(node.args) != 1 or not isinstance(node.args[0], ast.Name):
-            raise Malformed("has takes the name of a field")
-        name = node.args[0].id
-        names[name] = None
-        return lambda scope: scope["has"](name)
-    arguments = [_compiled(argument, names) for argument in node.args]
-    return lambda scope: scope[function](*(argument(scope) for argument in arguments))
-
-
-READERS: dict[type[ast.expr], Callable[[Any, dict[str, None]], Evaluate]] = {
-    ast.Constant: _constant,
-    ast.Name: _name,
-    ast.IfExp: _choice,
-    ast.BoolOp: _logic,
-    ast.UnaryOp: _unary,
-    ast.Compare: _comparison,
-    ast.BinOp: _arithmetic,
-    ast.Subscript: _item,
-    ast.Call: _call,
-}
+def _item(node: ast.Subscript, scope: Scope) -> Any:
+    values, number = _value(node.value, scope), _value(node.slice, scope)
+    if not isinstance(values, list) or type(number) is not int or not 0 <= number < len(values):
+        entries = len(values) if isinstance(values, list) else values
+        raise Impossible(ast.unparse(node.value), entries, f"a list with an entry {number}")
+    return values[number]

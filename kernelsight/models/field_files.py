@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kernelsight import errors
 from kernelsight.errors import InvalidInput
+from kernelsight.files.forms import line_of
 from kernelsight.models.config_fields import KINDS, ConfigFields, Field
 from kernelsight.models.expressions import WORDS, Expression, Impossible, Malformed, read_expression
 
@@ -16,54 +16,14 @@ FIELD = {
     **{"kind": str, "names": [str], "least": int, "most": int, "values": {"*": SCALAR}, "absent": [(*SCALAR, list)]},
     **{"default": SCALAR, "required": bool},
 }
-"""Form of a declared field; see :func:`misfit`."""
-
-
-def misfit(value: Any, form: Any) -> tuple[str, ...] | None:
-    """Return the path to the first part of a value that has another form, with what it must be; None: it fits.
-
-    A form is a type or several, ``[form]`` a list of it, ``{"*": form}`` a mapping to it, another mapping the entries
-    that there may be, and a list of two or more forms any of them.
-
-    >>> misfit({"names": ["a", 1]}, {"names": [str]}), misfit("full", [str, [str]])
-    (('names', 'text'), None)
-    """
-    if isinstance(form, list) and len(form) > 1:
-        found = [misfit(value, each) for each in form]
-        return None if None in found else max((each for each in found if each), key=len)
-    if isinstance(form, list):
-        if not isinstance(value, list):
-            return ("a list",)
-        return next((found for item in value if (found := misfit(item, form[0]))), None)
-    if isinstance(form, dict):
-        if not isinstance(value, dict):
-            return ("a mapping",)
-        inner = form.get("*")
-        for name, item in value.items():
-            if inner is None and name not in form:
-                return (str(name), f"one of the known names: {', '.join(form)}")
-            if found := misfit(item, form[name] if inner is None else inner):
-                return (str(name), *found)
-        return None
-    if isinstance(value, form) and not (isinstance(value, bool) and form is int):
-        return None
-    words = {str: "text", int: "a whole number", bool: "true or false"}
-    return (words.get(form, "text, a number, true, false or null"),)
-
-
-def line_of(text: str, name: str) -> int:
-    """Return the number of the first line that begins with a name; 1 where there is none."""
-    found = re.search(rf"^[ \-]*['\"]?{re.escape(name)}['\"]?:", text, re.M)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
+"""Form of a declared field; see :func:`~kernelsight.files.forms.misfit`."""
 
 
 class FieldFile:
     """The reading of one file: compiles its entries, and names it and the line in errors."""
 
-    kind = "file"
-
-    def __init__(self, origin: str, text: str) -> None:
-        self.origin, self.text, self.known = origin, text, frozenset[str]()
+    def __init__(self, kind: str, origin: str, text: str) -> None:
+        self.kind, self.origin, self.text, self.known = kind, origin, text, frozenset[str]()
 
     def wrong(self, name: str, problem: str) -> InvalidInput:
         """Return the error for an entry."""
@@ -90,7 +50,7 @@ class FieldFile:
     def expression(self, name: str, value: Any) -> Expression:
         """Return the expression of an entry: a text, or a plain number, true, false or null."""
         if value is None or isinstance(value, (bool, int, float)):
-            return Expression(str(value), (), lambda scope: value)
+            return Expression(str(value), value=value)
         try:
             expression = read_expression(str(value))
         except Malformed as problem:
@@ -135,7 +95,9 @@ class FieldScope(dict):
         return self.fields[name].label_name(self.config)[1]
 
     def wrong(self, name: str, value: Any, expected: str) -> InvalidInput:
-        """Return the error for a field with an unusable value."""
+        """Return the error for a field with an unusable value; of a list of layers that is its number of entries."""
         field = self.fields.get(name)
+        if field is not None and field.kind == "kinds" and isinstance(value, int):
+            value, expected = f"{value} entries", f"a list of num_hidden_layers ({self['layer_count']}) entries"
         label, spelling = field.label_name(self.config) if field else (self.config.label, name)
         return errors.config_field_wrong(label, spelling, value, expected)

@@ -24,16 +24,14 @@ Form = tuple[str | None, str]
 
 
 class Method(NamedTuple):
-    """A method of quantisation, as the file declares it."""
+    """A method of quantisation: its fields, its forms (condition, format, activation scales), and all that it states.
+
+    ``quantization_methods.yaml`` says what there is beside fields and forms.
+    """
 
     fields: dict[str, Field]
-    forms: tuple[tuple[Expression, str | None, Expression], ...]  # condition, format, activation scales
-    excluded: tuple[str, ...]
-    only: str
-    base: str | None
-    groups: str | None
-    targets: str | None
-    experts: Mapping[str, str]
+    forms: list[tuple[Expression, str | None, Expression]]
+    stated: Mapping[str, Any]
 
 
 @cache
@@ -59,29 +57,17 @@ def _methods() -> dict[str, Method]:
     """Return the methods by quant_method."""
     from kernelsight.catalog.tables import catalogue_yaml
 
-    declared = catalogue_yaml("quantization_methods")
-    return {name: _method(name, content) for name, content in declared.items()}
+    return {name: _method(name, stated) for name, stated in catalogue_yaml("quantization_methods").items()}
 
 
-def _method(name: str, content: Mapping[str, Any]) -> Method:
-    reading = FieldFile(f"quantization_methods.yaml, {name}", "")
-    fields = reading.fields(content.get("fields", {}))
-    forms = tuple(
-        (
-            reading.expression("when", form.get("when", True)),
-            form.get("format"),
-            reading.expression("scales", form.get("scales", "none")),
-        )
-        for form in content["forms"]
-    )
-    lists = (tuple(content.get("except", ())), content.get("only", ""))
-    return Method(
-        fields,
-        forms,
-        *lists,
-        *(content.get(part) for part in ("base", "groups", "targets")),
-        content.get("experts", {}),
-    )
+def _method(name: str, stated: Mapping[str, Any]) -> Method:
+    reading = FieldFile("file", f"quantization_methods.yaml, {name}", "")
+    fields, read = reading.fields(stated.get("fields", {})), reading.expression
+    forms = [
+        (read("when", form.get("when", True)), form.get("format"), read("scales", form.get("scales", "none")))
+        for form in stated["forms"]
+    ]
+    return Method(fields, forms, stated)
 
 
 def matches(pattern: str, module: str) -> bool:
@@ -129,24 +115,21 @@ def _form(method: Method, config: ConfigFields) -> Form:
 
 def _forms_of(fields: ConfigFields, method: Method) -> tuple[Callable[[str], str | None], str]:
     """Return the format of a module by its name, None: the model's dtype; and the activation scales of all."""
+    base_name, groups_name, targets = (method.stated.get(name) for name in ("base", "groups", "targets"))
     groups: list[tuple[list[str], Form]] = []
-    held = fields.inside(method.groups, default=None) if method.groups else None
+    held = fields.inside(groups_name, default=None) if groups_name else None
     for name in held.values if held else ():
         group = held.inside(name)
-        patterns = (
-            _patterns(group, method.targets)
-            if method.targets
-            else _patterns(ConfigFields({name: [name]}, held.label), name)
-        )
-        groups.append((patterns, _form(method, group)))
-    if method.targets and held is None:
-        raise errors.config_field_missing(fields.label, method.groups or "")
-    block = fields.inside(method.base) if method.base else fields
-    base: Form = (None, "none") if method.targets or (groups and not method.base) else _form(method, block)
-    excluded = _patterns(fields, *method.excluded)
+        stated = _patterns(group, targets) if targets else _patterns(ConfigFields({name: [name]}, held.label), name)
+        groups.append((stated, _form(method, group)))
+    if targets and held is None:
+        raise errors.config_field_missing(fields.label, groups_name or "")
+    block = fields.inside(base_name) if base_name else fields
+    base: Form = (None, "none") if targets or (groups and not base_name) else _form(method, block)
+    excluded, only = _patterns(fields, *method.stated.get("except", ())), method.stated.get("only", "")
 
     def format_of(module: str) -> str | None:
-        if method.only not in module or any(matches(pattern, module) for pattern in excluded):
+        if only not in module or any(matches(pattern, module) for pattern in excluded):
             return None
         return next((form[0] for patterns, form in groups if any(matches(each, module) for each in patterns)), base[0])
 
@@ -191,8 +174,9 @@ def _kv_cache_format(fields: ConfigFields, dtype: str) -> str:
 
 def _format_of_experts(method: Method, *places: ConfigFields) -> str | None:
     """Return the format that a config states for its routed experts alone; None: none."""
-    stated = (place.values.get(method.experts.get("field", "")) for place in places)
-    return next((method.experts[each] for each in stated if isinstance(each, str) and each in method.experts), None)
+    known = method.stated.get("experts", {})
+    stated = (place.values.get(known.get("field", "")) for place in places)
+    return next((known[each] for each in stated if isinstance(each, str) and each in known), None)
 
 
 def read_formats(

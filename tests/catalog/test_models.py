@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from kernelsight import errors
+from kernelsight.catalog.model_names import CATALOGUE, catalogue_name, resolve
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
-from kernelsight.models.config import CATALOGUE, catalogue_name, load_catalogue, resolve
+from kernelsight.models.config import load_catalogue
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 MODELS, LAYERS = load_catalogue()

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelsight import errors
-from kernelsight.models.config import CATALOGUE, read_config, read_config_file
+from kernelsight.catalog.model_names import CATALOGUE
+from kernelsight.models.config import read_config, read_config_file
 
 CONFIGS = {entry["model"]: entry for entry in map(json.loads, CATALOGUE.read_text().splitlines())}
 LLAMA = CONFIGS["llama-3.1-8b"]["config"]

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from kernelsight.errors import InvalidInput
+from kernelsight.files.gguf_files import SCALARS
 from kernelsight.models.config import read_config, read_config_file
-from kernelsight.models.config_forms import SCALARS
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from kernelsight.catalog.model_names import find_variant, resolve
 from kernelsight.errors import UnknownName
-from kernelsight.models.config import resolve
-from kernelsight.models.model_names import find_variant
 
 # name of a repository, the catalogue's model; empty: unknown. From vLLM's tests/models/registry.py and
 # docs/models/supported_models.md, and SGLang's docs/supported_models/generative_models.md

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kernelsight.catalog.model_names import find_variant
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.models.model_names import find_variant, is_quantised
+from kernelsight.scenario.model_variants import is_quantised
 from kernelsight.scenario.scenario_rows import resolve_model, resolve_names
 from kernelsight.session import connect
 
@@ -36,7 +37,7 @@ def test_variants(name, expected):
 
 def test_what_is_no_variant():
     assert find_variant("acme/gpt-17b-FP8") is None
-    with pytest.raises(InvalidInput, match="is quantised as GGUF, in a format that its name does not say"):
+    with pytest.raises(InvalidInput, match=r"is quantised in a format that its name does not say \(GGUF of llama.cpp"):
         find_variant("unsloth/Qwen3-32B-GGUF")
     with connect() as session, pytest.raises(UnknownName, match="unknown model 'acme/gpt-17b-FP8'"):
         resolve_model(session, "acme/gpt-17b-FP8")

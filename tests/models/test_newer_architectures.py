@@ -7,7 +7,8 @@ import json
 import pytest
 
 from kernelsight import errors
-from kernelsight.models.config import CATALOGUE, read_config
+from kernelsight.catalog.model_names import CATALOGUE
+from kernelsight.models.config import read_config
 
 CONFIGS = {entry["model"]: entry["config"] for entry in map(json.loads, CATALOGUE.read_text().splitlines())}
 PLAIN = {

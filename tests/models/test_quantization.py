@@ -7,7 +7,8 @@ import json
 import pytest
 
 from kernelsight import errors
-from kernelsight.models.config import CATALOGUE, load_catalogue, read_config
+from kernelsight.catalog.model_names import CATALOGUE
+from kernelsight.models.config import load_catalogue, read_config
 from kernelsight.models.quantization import matches
 
 CONFIGS = {entry["model"]: entry["config"] for entry in map(json.loads, CATALOGUE.read_text().splitlines())}

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from kernelsight.catalog.model_names import served_name
 from kernelsight.catalog.tables import catalogue_yaml, facts
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.files.bounded_values import parse_json
 from kernelsight.files.budget import OPTIONS
-from kernelsight.models.config import served_name
 from kernelsight.scenario.flags import DEPLOYMENT_FLAGS
 from kernelsight.scenario.launch.engine_options import Option, options
 from kernelsight.scenario.launch.kv_tiers import tier_options
@@ -59,8 +59,8 @@ def launch_command(
 
     >>> launch_command({"model": "qwen3-32b", "engine": "vllm", "tp": 4, "max_num_seqs": 128}).line
     'vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 128'
-    >>> launch_command({"model": "m", "engine": "sglang", "tp": 1, "enable_prefix_caching": False}).line
-    'python -m sglang.launch_server --model-path m --disable-radix-cache'
+    >>> launch_command({"model": "/m", "engine": "sglang", "tp": 1, "enable_prefix_caching": False}).line
+    'python -m sglang.launch_server --model-path /m --disable-radix-cache'
     """
     if not deployment.get("model"):
         raise InvalidInput("the row of the deployment names no model; give model, such as qwen3-32b.")
