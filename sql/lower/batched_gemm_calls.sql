@@ -28,7 +28,7 @@ products as (
   select deployment_id, step_shape_id, phase, layer_kind, 'v_absorb', gpu, engine, count, heads, m, v_head_dim, kv_lora_rank, dtype, null
   from latent join rows_of_step using (deployment_id) where phase = 'decode' or attention = 'sparse'
   union all
-  -- engines that run the joined layers one by one launch as many narrower products
+  -- engines that run each joined layer by itself launch as many narrower products
   select deployment_id, step_shape_id, 'tokens', layer_kind, weights.name, gpu, engine, count * slices, adapters, ceil(tokens / adapters)::bigint,
     ceil(n / slices)::bigint, k, dtype, 'adapter_products'
   from (

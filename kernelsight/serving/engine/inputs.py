@@ -156,6 +156,7 @@ class Weights(NamedTuple):
     queue: float = 0.0
     running: float = 0.0
     load: float = 0.0
+    adapter: float = 0.0
 
 
 class Routing(NamedTuple):

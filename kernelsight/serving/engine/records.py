@@ -181,7 +181,7 @@ ENTRY = record(
 LINK = record(token_us=_REAL, window_token_us=_REAL, window_tokens=_WHOLE, sequence_us=_REAL, latency_us=_REAL)
 
 # weights of the scores by which a router chooses, and of a block in a tier against one on the GPU; see ``router``
-WEIGHTS = record(prefix=_REAL, tier=_REAL, kv_use=_REAL, queue=_REAL, running=_REAL, load=_REAL)
+WEIGHTS = record(prefix=_REAL, tier=_REAL, kv_use=_REAL, queue=_REAL, running=_REAL, load=_REAL, adapter=_REAL)
 
 # the benchmark client and the router
 CLIENT = record(
