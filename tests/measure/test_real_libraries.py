@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelsight.measure.cuda.attention import PAGE, Bench, shape_of
+from kernelsight.measure.cuda.attention import PAGE, shape_of
 from kernelsight.measure.cuda.collectives import nccl_version
 from kernelsight.measure.cuda.device import open_gpu
+from kernelsight.measure.cuda.libraries import Bench
 from kernelsight.measure.suite import Point
 from tests.measure import fake_cupy, fake_libraries, on_host
 

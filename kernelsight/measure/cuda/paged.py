@@ -27,6 +27,8 @@ def attention(gpu: Gpu, point: Point) -> Prepared:
     rope = sizes["rope_dim"] if latent else 0
     values = sizes["kv_lora_rank"] if latent else sizes["head_dim"]
     width, cache_bytes = values + rope, 1 if point.dtype.endswith("fp8") else 2
+    if latent and cache_bytes == 1:
+        raise CannotMeasure("this kernel reads 16-bit latents")
     if sizes.get("window"):
         raise CannotMeasure("this kernel reads all keys, without a window")
     if heads % kv_heads or width > WIDEST[point.family]:
