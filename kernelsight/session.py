@@ -40,8 +40,13 @@ def connect(path: str | Path | None = None, *, read_only: bool = False, files: b
     """
     if path is None and read_only:
         raise InvalidInput("read_only needs the path of a saved run.")
-    policy = cache_policy()
-    return Session(project_graph(), embedded_facts(), path=path, read_only=read_only, files=files, cache_policy=policy)
+    facts, how = embedded_facts(), {"read_only": read_only, "files": files, "cache_policy": cache_policy()}
+    session = Session(project_graph(), facts, path=path, **how)
+    if path is not None:
+        from kernelsight.scenario.run_info import PACK, pack_as_saved
+
+        session._facts[PACK] = pack_as_saved(session, facts[PACK])
+    return session
 
 
 class Session(dataflow.Session):
@@ -101,11 +106,11 @@ class Session(dataflow.Session):
         ``batch_size`` sequences with ``context_len`` tokens in the cache; mixed: these decodes and one chunk of
         ``input_len``. ``flags``: model, gpu, tensor_parallel_size and others of ``kernelsight predict``.
         """
-        from kernelsight.forward.forward_step import Prediction, predict_step
+        from kernelsight.forward.forward_step import Prediction
 
         sizes = {"batch_size": batch_size, "input_len": input_len, "context_len": context_len}
         with self.fork() as fork:
-            return Prediction(predict_step(fork, flags, phase, sizes))
+            return Prediction.of(fork, flags, phase, sizes)
 
     @takes_flags(*DEPLOYMENT)
     def step_times(self, **flags: Any) -> StepTimes:
@@ -276,16 +281,17 @@ class Session(dataflow.Session):
         return Sizing.of(self, flags, report=report, **given, **question)
 
     @takes_flags(*UPGRADED, question="upgrade_questions")
-    def upgrade(self, *, engine_from: str, engine_to: str, **flags: Any) -> Upgrade:
+    def upgrade(self, *, engine_from: str | None = None, engine_to: str | None = None, **flags: Any) -> Upgrade:
         """Compare a deployment and its load in two versions of an engine, or in two engines, on the same requests.
 
-        ``engine_from``, ``engine_to``: engine and version, such as ``"vllm:0.24"``; ``flags`` as to ``simulate``.
+        ``engine_from``, ``engine_to``: engine and version, such as ``"vllm:0.24"`` (default: that of the flags or their
+        launch line, and the newest one of the sweeps); ``flags`` as to ``simulate``.
         InvalidInput: flags that do not go together, or a deployment that cannot run in one of the two.
         """
         from kernelsight.upgrades.answer import Upgrade
         from kernelsight.upgrades.question import Question
 
-        return Upgrade(self.fork(), Question(flags, engine_from, engine_to))
+        return Upgrade(self.fork(), Question.of(flags, engine_from, engine_to))
 
     @takes_flags(*SCENARIO, question="comparisons")
     def compare(

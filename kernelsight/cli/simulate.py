@@ -14,8 +14,8 @@ from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.present.output import PAGE_ENDINGS, check_ending, csv_of, note, write_table
 from kernelsight.present.progress import Waiting
 from kernelsight.present.show import HTML, show
+from kernelsight.scenario import load_rules
 from kernelsight.scenario.flags import LOAD_FLAGS
-from kernelsight.scenario.load_rules import RATES, distribution, first_fault, may_hold_conversations, with_finite_rate
 from kernelsight.scenario.objectives import parse_objectives
 
 
@@ -24,27 +24,25 @@ def load_flags(arguments: Any) -> dict[str, Any]:
     flags = {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
     flags |= parse_objectives(arguments.goodput or [])
     synthetic = [name for name in ("request_rate", "input_len", "output_len") if name in flags]
-    if "trace" in flags and may_hold_conversations(flags["trace"]):
-        synthetic = [name for name in synthetic if name not in RATES]
+    if "trace" in flags and load_rules.may_hold_conversations(flags["trace"]):
+        synthetic = [name for name in synthetic if name not in load_rules.RATES]
     if "trace" in flags and synthetic:
         raise InvalidInput(f"--trace has its own arrivals and lengths; remove --{synthetic[0].replace('_', '-')}.")
     if "trace" not in flags:
-        if not {"request_rate", "ramp_up_strategy", "max_concurrency"} & set(flags):
+        if not load_rules.LOADS & set(flags):
             raise InvalidInput(
                 "no workload is given; use --trace FILE, or --request-rate R or --max-concurrency C with "
-                "--num-prompts, --input-len and --output-len."
+                "--input-len and --output-len."
             )
-        required = (
-            ("num_prompts", "input_len", "output_len") if distribution(flags) != "empirical" else ("num_prompts",)
-        )
+        required = ("input_len", "output_len") if load_rules.distribution(flags) != "empirical" else ()
         missing = [name for name in required if name not in flags]
         if missing:
             raise InvalidInput(
                 f"a synthetic workload needs --{', --'.join(name.replace('_', '-') for name in missing)}; set "
                 "them, or use --trace FILE."
             )
-    flags = with_finite_rate(flags)
-    fault = first_fault(flags)
+    flags = load_rules.with_prompts(load_rules.with_finite_rate(flags))
+    fault = load_rules.first_fault(flags)
     if fault:
         raise InvalidInput(". ".join(fault))
     return flags

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from kernelsight.scenario.refusals import refuse_faults
 from kernelsight.scenario.scenario_rows import deployment_row, gpu_assumptions, normalise, resolve_names
 
 if TYPE_CHECKING:
+    import altair
     import pyarrow as pa
 
     from kernelsight.dataflow.session import Session
+    from kernelsight.present.page import Page
 
 PHASES = ("prefill", "decode", "mixed")
 # sizes that a step of each phase needs
@@ -45,8 +48,14 @@ class Prediction:
     (True, 'decode_attention')
     """
 
-    def __init__(self, step: dict[str, Any]) -> None:
-        self._step = step
+    def __init__(self, step: dict[str, Any], gpu: Mapping[str, Any]) -> None:
+        self._step, self._gpu = step, gpu
+
+    @classmethod
+    def of(cls, session: Session, flags: dict[str, Any], phase: str, sizes: dict[str, Any]) -> Prediction:
+        """Predict one step; see ``predict_step``."""
+        step = predict_step(session, flags, phase, sizes)
+        return cls(step, next(row for row in session.table("gpus").to_pylist() if row["gpu"] == step["gpu"]))
 
     @property
     def total_us(self) -> float:
@@ -83,6 +92,24 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         """Return the step in the shape that ``predict --format json`` prints."""
         return self._step
+
+    def plot(self) -> altair.Chart:
+        """Return the roofline of the kernels as a Vega-Lite chart for a notebook (needs the extra ``report``).
+
+        InvalidInput: no kernel has FLOP and bytes.
+        """
+        from kernelsight.present.figures.charts import chart_of
+
+        figures = self.page().figures()
+        if not figures:
+            raise InvalidInput("the step has no kernel with FLOP and bytes, so that there is no roofline to draw.")
+        return chart_of(figures[0])
+
+    def page(self) -> Page:
+        """Return what ``predict`` shows, for terminal, HTML and JSON."""
+        from kernelsight.present.pages.predict import predict_page
+
+        return predict_page(self._step, self._gpu)
 
     def __repr__(self) -> str:
         step = self._step

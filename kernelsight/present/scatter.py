@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kernelsight.number_format import number
 
 WIDTH, HEIGHT = 72, 14
 Point = tuple[float, float]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def front_lines(rows: Rows, front: Rows, axes: Mapping[str, str]) -> list[str]:
+    """Return the picture of a front among rows; ``axes``: names of two columns, to the right and up.
+
+    Rows without both values are left out.
+    """
+    across, up = axes
+    points, best = (
+        [(row[across], row[up]) for row in listed if None not in (row[across], row[up])] for listed in (rows, front)
+    )
+    return scatter(points, best, (axes[across], f"{axes[up]}; *: on the front"))
 
 
 def scatter(points: Sequence[Point], front: Sequence[Point], names: tuple[str, str]) -> list[str]:

@@ -15,6 +15,9 @@ FROM_THE_TRACE = (
     *("prefix_len", "num_prefixes", "num_priorities", "num_turns", "think_time_s", "think_time_cv"),
 )
 RATES = ("request_rate", *RAMP_UP)
+LOADS = frozenset({"request_rate", "ramp_up_strategy", "max_concurrency"})
+# requests of a synthetic load that states none: as many as `vllm bench serve` sends; in a closed loop, by user
+DEFAULT_PROMPTS, DEFAULT_ROUNDS = 1000, 10
 CONVERSATION_ENDINGS = (".json", ".json.gz", ".json.zst")
 LINES_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # by length distribution: flags of which it needs at least one, and flags that it excludes
@@ -71,14 +74,27 @@ def with_finite_rate(flags: Mapping[str, Any]) -> dict[str, Any]:
     if str(flags.get("request_rate")).lower() not in ("inf", "infinity"):
         return dict(flags)
     finite = {name: value for name, value in flags.items() if name != "request_rate"}
-    if "max_concurrency" not in finite and "num_prompts" in finite and "trace" not in finite:
-        finite["max_concurrency"] = finite["num_prompts"]
+    if "max_concurrency" not in finite and "trace" not in finite:
+        finite["max_concurrency"] = finite.get("num_prompts", DEFAULT_PROMPTS)
     return finite
+
+
+def with_prompts(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return typed flags with a number of requests where a synthetic load states none.
+
+    It is ``DEFAULT_PROMPTS``, and in a closed loop at least ``DEFAULT_ROUNDS`` for each user.
+
+    >>> with_prompts({"request_rate": 4.0}), with_prompts({"max_concurrency": 512})["num_prompts"]
+    ({'request_rate': 4.0, 'num_prompts': 1000}, 5120)
+    """
+    if "trace" in flags or "num_prompts" in flags or not LOADS & set(flags):
+        return dict(flags)
+    return dict(flags) | {"num_prompts": max(DEFAULT_PROMPTS, DEFAULT_ROUNDS * flags.get("max_concurrency", 0))}
 
 
 def check_load(flags: Mapping[str, Any]) -> None:
     """Raise InvalidInput for a workload that is missing, incomplete or contradictory."""
-    if not {"trace", "request_rate", "ramp_up_strategy", "max_concurrency"} & set(flags):
+    if not {"trace", *LOADS} & set(flags):
         raise InvalidInput("no workload is given; set trace, request_rate or max_concurrency.")
     fault = first_fault(flags)
     if fault:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import TYPE_CHECKING
 
+from kernelsight.errors import InvalidInput
 from kernelsight.files.own import own_bytes
 from kernelsight.files.redaction import redacted_words
 from kernelsight.files.shell_words import join_commands
 from kernelsight.version import VERSION
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kernelsight.dataflow.session import Session
 
-RUN_INFO = "run_info"
+RUN_INFO, PACK, PACK_DIGEST = "run_info", "eta_coefficients", "coefficients_sha256"
 # inputs of a simulation besides facts and given tables: a saved run is simulated again from these
 INPUTS = ("scenario_loads", "load_requests", "load_dependencies")
 # results that a saved run of one scenario keeps, so that SQL reads them without another simulation
@@ -31,8 +34,34 @@ ANSWERS = (
 
 
 def inputs_of(session: Session) -> list[str]:
-    """Return the tables from which a saved run is simulated again: facts, given tables, and loads."""
-    return sorted({*session.facts(), *session.given(), *INPUTS})
+    """Return the tables from which a saved run is simulated again: facts, given tables, and loads.
+
+    Of the shipped kernel model, two thirds of a run's bytes, the hash in ``run_info`` is enough: see ``pack_as_saved``.
+    """
+    return sorted({*session.facts(), *session.given(), *INPUTS} - ({PACK} - session.given()))
+
+
+def pack_as_saved(session: Session, read: Callable[[], pa.Table]) -> Callable[[], pa.Table]:
+    """Return ``read``, which reads the shipped kernel model, for a session on a file.
+
+    InvalidInput, when it is read: the saved run in the file was predicted with another one.
+    """
+    if RUN_INFO not in session.available():
+        return read
+    saved = {row["fact"]: row["value"] for row in session.table(RUN_INFO).to_pylist()}
+
+    def same() -> pa.Table:
+        from kernelsight.caches.disk_cache import content_digest
+
+        pack = read()
+        if content_digest(pack).hex() != saved.get(PACK_DIGEST, content_digest(pack).hex()):
+            raise InvalidInput(
+                f"{session.path} was saved by version {saved.get('program_version')}, with another kernel model than "
+                "this version's: its tables can be read, but no others computed; install the version that saved it."
+            )
+        return pack
+
+    return same
 
 
 def give_run_info(session: Session, seed: int | None = None) -> None:
@@ -55,7 +84,7 @@ def run_facts(session: Session, left_out: Collection[str] = ()) -> dict[str, str
         "program_version": VERSION,
         "schema_sha256": _schemas_digest(),
         "catalogue_sha256": _digest(*(f"{name} {digest}\n".encode() for name, digest in tables.items())),
-        "coefficients_sha256": tables.pop("eta_coefficients"),
+        PACK_DIGEST: tables.pop(PACK),
         **{f"{name}_sha256": digest for name, digest in tables.items()},
     }
 

@@ -22,7 +22,7 @@ from kernelsight.scenario.flags import (
     PREFILL_FLAGS,
     SPECULATION,
 )
-from kernelsight.scenario.load_rules import with_finite_rate
+from kernelsight.scenario.load_rules import with_finite_rate, with_prompts
 from kernelsight.scenario.speculation import head_name, head_rows, layer_rows, methods, proposer, with_method
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def normalise(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in by_name:
         if name not in FLAGS:
             raise unknown("flag", name, {*FLAGS, *ALIASES}, "`kernelsight simulate --help` lists them.")
-    by_name = {name: typed_value(name, value) for name, value in by_name.items()}
+    by_name = with_prompts({name: typed_value(name, value) for name, value in by_name.items()})
     for name in ("dtype", "kv_cache_dtype"):
         if name in by_name:
             by_name[name] = AUTO_DTYPES.get(by_name[name], by_name[name])
@@ -228,7 +228,7 @@ def resolve_model(session: Session, name: str, architecture: str | None = None) 
     """
     from kernelsight.catalog.model_names import find_variant, resolve
     from kernelsight.models.config import read_config_file
-    from kernelsight.models.variants import variant_rows
+    from kernelsight.scenario.model_variants import variant_rows
 
     models = session.table("models")["model"].to_pylist()
     path = Path(name)
@@ -271,7 +271,7 @@ def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
 def give_model_like(session: Session, name: str | None, like: str) -> str:
     """Add a model with the shape and formats of another to a session's tables; return its name."""
     from kernelsight.catalog.model_names import catalogue_name
-    from kernelsight.models.variants import derived_rows
+    from kernelsight.scenario.model_variants import derived_rows
 
     base = resolve_model(session, str(like))
     new_name = catalogue_name(name.rstrip("/")) if name else f"like-{base}"
@@ -287,7 +287,7 @@ def give_longer_context(session: Session, name: str, positions: int, longest: in
 
     The model itself where its config has as many, or where ``longest`` (max_model_len) needs fewer than its config has.
     """
-    from kernelsight.models.variants import derived_rows
+    from kernelsight.scenario.model_variants import derived_rows
 
     row, layers = model_rows(session, name)
     if positions == row["max_positions"] or (longest or math.inf) <= positions < row["max_positions"]:

@@ -11,7 +11,7 @@ from kernelsight.dataflow.progress import Report
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.files.own import own_json
-from kernelsight.present.show import notebook
+from kernelsight.present.show import lines_of, notebook
 from kernelsight.scenario.argument_checks import values_of
 from kernelsight.scenario.corrections import give_corrections
 from kernelsight.scenario.objectives import interval_columns, stated_slo
@@ -234,6 +234,9 @@ class Sizing:
 
     def __repr__(self) -> str:
         return visible(f"Sizing({self.answer})")
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self.page()))
 
     def _repr_html_(self) -> str:
         return notebook(self.page())

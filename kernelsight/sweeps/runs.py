@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.errors import InvalidInput, unknown
 from kernelsight.escape import visible
 from kernelsight.number_format import number
-from kernelsight.present.show import notebook, write_page
+from kernelsight.present.show import lines_of, notebook, write_page
 from kernelsight.scenario.corrections import give_corrections, refuse_unused_corrections
 from kernelsight.scenario.launch.deployments import launch_assumptions, with_launch_line
 from kernelsight.scenario.plan import Plan, give_plan, plan_rows
@@ -337,6 +337,9 @@ class WhatIf:
     def __repr__(self) -> str:
         status = self._summary["status"].to_pylist()
         return f"WhatIf({len(self):,} scenarios, {status.count('served'):,} served; .summary, .scenario(ID), .sql(...))"
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self.page()))
 
     def _repr_html_(self) -> str:
         return notebook(self.page())

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from kernelsight.catalog.tables import facts
 from kernelsight.errors import InvalidInput, shown, unknown
 from kernelsight.scenario.flags import ENGINES
 from kernelsight.scenario.launch.deployments import with_launch_line
@@ -24,10 +25,30 @@ class Question(NamedTuple):
     engine_from: str
     engine_to: str
 
+    @classmethod
+    def of(cls, flags: Mapping[str, Any], engine_from: str | None, engine_to: str | None) -> Question:
+        """Return the question; an end that is unset is the version in the flags, or the newest one of the sweeps.
+
+        InvalidInput: neither ``engine_from`` nor the flags or their launch line have a version.
+
+        >>> Question.of({"engine": "vllm", "engine_version": "0.24"}, None, "vllm:0.31").engine_from
+        'vllm:0.24'
+        """
+        flags = with_launch_line(flags)
+        if engine_from is None:
+            if not flags.get("engine_version"):
+                raise InvalidInput(
+                    "the version before is unset; give --from ENGINE:VERSION, such as vllm:0.24, or a launch file "
+                    "whose image has a version."
+                )
+            engine_from = f"{flags.get('engine', 'vllm')}:{flags['engine_version']}"
+        engine = read_engine(engine_from)["engine"]
+        swept = {row["engine"]: row["swept_to"] for row in facts("engine_versions").to_pylist()}
+        return cls(flags, engine_from, engine_to or f"{engine}:{swept[engine]}")
+
     def as_row(self, question_id: str) -> dict[str, Any]:
-        """Return its row of ``upgrade_questions``; a launch line among the flags is parsed into flags."""
-        flags = object_text(with_launch_line(self.flags))
-        return {"question_id": question_id, **self._asdict(), "flags": flags}
+        """Return its row of ``upgrade_questions``."""
+        return {"question_id": question_id, **self._asdict(), "flags": object_text(self.flags)}
 
     @property
     def sides(self) -> tuple[dict[str, Any], dict[str, Any]]:

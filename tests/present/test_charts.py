@@ -9,6 +9,7 @@ import pytest
 import kernelsight as ks
 from kernelsight.errors import UnknownName
 from kernelsight.present.html.page import plain
+from kernelsight.present.pages.size import _front_lines
 
 LOAD = {"model": "qwen3-0.6b", "num_prompts": 8, "input_len": 64, "output_len": 8}
 
@@ -32,7 +33,25 @@ def test_charts_hold_the_rows_of_runs_and_grids() -> None:
         wanted = grid.summary.to_pylist()
         assert found == {(row["gpu"], row["max_concurrency"]): plain(row)["ttft_p99_ms"] for row in wanted}
         assert chart["encoding"]["color"] == {"field": "gpu", "type": "nominal"}
+        step = session.predict(gpu="l4", model="qwen3-0.6b", context_len=100)
+        kernels = {row["name"] for row in rows_of(step.plot().to_dict()) if row.get("name")}
+        assert kernels == {row["name"] for row in step.kernels.to_pylist() if row["flops"]} != set()
         with pytest.raises(UnknownName, match="unknown column 'ttft_p98_ms'. Did you mean ttft_p99_ms"):
             grid.plot(y="ttft_p98_ms")
         with pytest.raises(UnknownName, match="unknown figure 'Queue'"):
             run.plot("Queue")
+
+
+def test_a_grid_is_printed_with_its_front() -> None:
+    with ks.connect() as session:
+        text = str(session.what_if({"gpu": ["l4", "h100_sxm"], "max_concurrency": [1, 4]} | LOAD))
+    assert "Pareto front" in text and "*: on the front" in text
+
+
+def test_a_sizing_draws_cost_against_latency_where_they_conflict() -> None:
+    question = {"slo": [{"statistic": "ttft_p99_ms", "most_ms": 900.0}]}
+    rows = [{"price_per_hour": cost, "ttft_p99_ms": late} for cost, late in [(1.0, 800.0), (2.0, None), (4.0, 100.0)]]
+    drawn = _front_lines([*rows, {"price_per_hour": 8.0, "ttft_p99_ms": 400.0}], question)
+    # two on the front, and the head that says so
+    assert ["".join(drawn).count(mark) for mark in "*."] == [3, 1]
+    assert _front_lines(rows[:2], question) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +11,9 @@ import pytest
 from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import Contract
 from kernelsight.dataflow.types import Column
+from kernelsight.errors import InvalidInput
 from kernelsight.project_graph import embedded_facts
-from kernelsight.scenario.run_info import run_facts
+from kernelsight.scenario.run_info import inputs_of, run_facts
 from kernelsight.session import connect
 
 FACTS = sorted(embedded_facts())
@@ -87,3 +89,30 @@ def test_a_changed_fact_makes_another_run(name: str, unchanged: dict[str, str]) 
     assert facts_with(name, with_a_change(table, contracts()[name])) != unchanged
     if table.num_rows:
         assert facts_with(name, table.slice(0, table.num_rows - 1)) != unchanged
+
+
+def test_a_saved_run_rests_on_the_shipped_kernel_model_by_its_hash(tmp_path: Path) -> None:
+    path, step = tmp_path / "run.duckdb", {"model": "qwen3-0.6b", "gpu": "l4", "context_len": 9}
+    with connect() as session:
+        session.simulate(
+            model="qwen3-0.6b", gpu="l4", max_concurrency=1, num_prompts=2, input_len=8, output_len=2
+        ).save(path)
+        predicted_us = session.predict(**step).total_us
+    with connect(path) as saved:
+        assert (
+            saved.sql("from duckdb_tables() where table_name = 'eta_coefficients' and not temporary").fetchall() == []
+        )
+        assert saved.predict(**step).total_us == predicted_us
+        [row] = [row for row in saved.table("run_info").to_pylist() if row["fact"] == "coefficients_sha256"]
+        saved.extend("run_info", [row | {"value": "another"}])
+    with connect(path, read_only=True) as saved:
+        assert saved.table("request_metrics").num_rows == 2
+        with pytest.raises(InvalidInput, match=r"run\.duckdb was saved by version .*another kernel model"):
+            saved.predict(**step)
+
+
+def test_a_saved_run_holds_a_kernel_model_that_was_given() -> None:
+    with connect() as session:
+        assert "eta_coefficients" not in inputs_of(session)
+        session.give("eta_coefficients", session.table("eta_coefficients").slice(0, 3))
+        assert "eta_coefficients" in inputs_of(session)

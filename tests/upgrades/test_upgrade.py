@@ -53,6 +53,14 @@ def test_questions_are_a_table() -> None:
     assert found[0]["change"] == alone.metrics["tpot_p50_ms"]["change"] != found[1]["change"]
 
 
+def test_ends_that_are_not_given_are_the_image_and_the_newest_sweep() -> None:
+    image = "docker run vllm/vllm-openai:v0.9.1 --model Qwen/Qwen3-8B"
+    row = Question.of({"launch": image, "gpu": "h100_sxm"}, None, None).as_row("q")
+    assert (row["engine_from"], row["engine_to"]) == ("vllm:0.9.1", "vllm:0.31.0")
+    with pytest.raises(InvalidInput, match="the version before is unset; give --from"):
+        Question.of({"model": "qwen3-8b", "gpu": "h100_sxm"}, None, "vllm:0.31")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("vllm", "give ENGINE:VERSION"), ("0.24.1", "such as vllm:0.24.1"), ("tgi:2.0", "unknown engine 'tgi'")],

@@ -50,7 +50,7 @@ SHOWN = ("name", "family", "count", "shape", "bound", "roofline_us", "eta", "lat
 SHOWN += ("energy_mj",)
 
 
-def predict_page(step: Mapping[str, Any], gpu: Mapping[str, Any] | None = None) -> Page:
+def predict_page(step: Mapping[str, Any], gpu: Mapping[str, Any]) -> Page:
     """Return the page of a predicted step; ``step`` as printed by `predict --format json`.
 
     ``gpu``: its row of ``gpus``, whose roof the figure draws.
@@ -78,7 +78,7 @@ def predict_page(step: Mapping[str, Any], gpu: Mapping[str, Any] | None = None) 
         step,
         asked=[headline],
         sentences=[total, energy, rests_on(step), *([step["cliff"]] if step["cliff"] else [])],
-        figures=lambda: roofline(step["kernels"], gpu) if gpu else (),
+        figures=lambda: roofline(step["kernels"], gpu),
         tables=[Table(rows=rows)],
         evidence=[
             evidence_table(step["evidence"]),

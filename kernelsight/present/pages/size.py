@@ -11,6 +11,7 @@ from kernelsight.number_format import number, percent
 from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import Figure, Page, Rows, Table
 from kernelsight.present.pages.evidence import evidence_table
+from kernelsight.present.scatter import front_lines
 from kernelsight.scenario import flags
 from kernelsight.scenario.objectives import objectives_of, slo_of
 
@@ -19,7 +20,7 @@ UNITS = {"cost_per_day": "$ a day", "price_per_hour": "$ an hour", "gpus": "GPUs
 
 def size_figures(by_confidence: Rows, day: Mapping[str, Any] | None) -> Sequence[Figure]:
     """Return the cost against the confidence, or the GPUs without prices, and the hours of a day."""
-    name = next((name for name in UNITS if by_confidence[0].get(name) is not None), "gpus")
+    name = _cost_of(by_confidence)
     costs, the_day = figures_of("size").values()
     encoding = costs.spec["encoding"]
     spec = costs.spec | {"encoding": encoding | {"y": encoding["y"] | {"title": UNITS[name]}}}
@@ -28,6 +29,25 @@ def size_figures(by_confidence: Rows, day: Mapping[str, Any] | None) -> Sequence
         note = f"Bars: instances; line: {day['unit']} asked for. {day['startup'][0].upper()}{day['startup'][1:]}."
         figures.append(the_day._replace(note=note, rows=day["hours"]))
     return figures
+
+
+def _cost_of(rows: Rows) -> str:
+    return next((name for name in UNITS if rows[0].get(name) is not None), "gpus")
+
+
+def _front_lines(rows: Rows, question: Mapping[str, Any]) -> list[str]:
+    """Return the front of cost and the latency of the first objective; none where the cheapest has the least of both.
+
+    ``rows``: the cheapest first.
+    """
+    latency, front = objectives_of(slo_of(question["slo"]))[0], []
+    for row in rows:
+        if row.get(latency.column) is not None and (not front or row[latency.column] < front[-1][latency.column]):
+            front.append(row)
+    if len(front) < 2:
+        return []
+    cost = _cost_of(rows)
+    return front_lines(rows, front, {latency.column: f"{latency.column} at the highest rate", cost: UNITS[cost]})
 
 
 MOST_SHOWN = 20
@@ -84,6 +104,7 @@ def size_page(answer: Mapping[str, Any], columns: Sequence[str], short: Mapping[
                 _named("up to", {percent(row["confidence"]): row | hidden for row in steps.values()}, short),
                 drawn=True,
             ),
+            Table("cost against latency:", lines=_front_lines(rows, answer["question"])),
             Table(rows=_day_rows(day) if day else ()),
             Table("not measured:" if rows else "", lines=[f"  {gpu}: {text}" for gpu, text in not_measured.items()]),
         ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kernelsight.number_format import number
 from kernelsight.present.figures.files import figures_of
 from kernelsight.present.page import MOST_ROWS, Figure, Page, Rows, Table, pairs, queried
-from kernelsight.present.scatter import scatter
+from kernelsight.present.scatter import front_lines
 from kernelsight.scenario.objectives import METRICS, PRICE, cheapest, interval_columns
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def sweep_page(
         rows, key=lambda row: [((row[name] is not None) != (name == "request_rate"), row[name] or 0) for name in flags]
     )
     shown = [("", ranked, columns)]
+    axes = {name: HEADERS[name] for name in ("output_throughput_per_user", "output_throughput_per_gpu")}
     if len(rows) > 1:
         with_energy = [*columns, "energy_per_output_token_j"]
         shown += [
@@ -124,7 +125,7 @@ def sweep_page(
                 [_shown(row, names) for row in _with_defaults(listed[:MOST_SHOWN], flags)],
                 more=more,
                 count=len(listed),
-                lines=_picture(rows, listed) if name and listed is front_rows["pareto_front"] else (),
+                lines=front_lines(rows, listed, axes) if name and listed is front_rows["pareto_front"] else (),
                 drawn=not name,
             )
             for name, listed, names in shown
@@ -134,16 +135,6 @@ def sweep_page(
             Table(lines=_cheapest_lines(best, flags, at_rate) if best else ()),
         ],
     )
-
-
-def _picture(rows: Rows, front: Rows) -> list[str]:
-    """Return the front among all scenarios as text: tokens/s per user to the right, per GPU up."""
-    axes = ("output_throughput_per_user", "output_throughput_per_gpu")
-    points, best = (
-        [(row[axes[0]], row[axes[1]]) for row in listed if None not in (row[axes[0]], row[axes[1]])]
-        for listed in (rows, front)
-    )
-    return scatter(points, best, (HEADERS[axes[0]], f"{HEADERS[axes[1]]}; *: on the front"))
 
 
 def _drawn(session: Session, rows: Rows) -> list[Figure]:

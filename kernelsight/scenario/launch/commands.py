@@ -59,8 +59,8 @@ def launch_command(
 
     >>> launch_command({"model": "qwen3-32b", "engine": "vllm", "tp": 4, "max_num_seqs": 128}).line
     'vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 128'
-    >>> launch_command({"model": "m", "engine": "sglang", "tp": 1, "enable_prefix_caching": False}).line
-    'python -m sglang.launch_server --model-path m --disable-radix-cache'
+    >>> launch_command({"model": "/m", "engine": "sglang", "tp": 1, "enable_prefix_caching": False}).line
+    'python -m sglang.launch_server --model-path /m --disable-radix-cache'
     """
     if not deployment.get("model"):
         raise InvalidInput("the row of the deployment names no model; give model, such as qwen3-32b.")

@@ -88,24 +88,24 @@ def test_replicas_of_a_dense_model_of_sglang_keep_their_own_gpus():
 
 
 def test_defaults_are_left_out_and_what_no_option_says_is_listed():
-    row = {"model": "m", "engine": "vllm", "tp": 1, "enable_prefix_caching": True, "capacity_policy": "new_token_ratio"}
-    assert launch_command(row) == ("vllm serve m", None, {"capacity_policy": "new_token_ratio"})
-    chunks = {"model": "m", "engine": "sglang", "enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
-    assert launch_command(chunks).line.endswith("--model-path m --chunked-prefill-size -1")
+    row = {"model": "/m", "tp": 1, "enable_prefix_caching": True, "capacity_policy": "new_token_ratio"}
+    assert launch_command(row) == ("vllm serve /m", None, {"capacity_policy": "new_token_ratio"})
+    chunks = {"model": "o/m", "engine": "sglang", "enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
+    assert launch_command(chunks).line.endswith("--model-path o/m --chunked-prefill-size -1")
 
 
 def test_options_of_a_file_are_shown_before_the_line():
-    text = str(launch_command({"model": "m", "engine": "trtllm", "kv_cache_dtype": "fp8"}))
+    text = str(launch_command({"model": "o/m", "engine": "trtllm", "kv_cache_dtype": "fp8"}))
     assert text == (
-        "cat > options.yaml <<'EOF'\nkv_cache_config:\n  dtype: fp8\nEOF\ntrtllm-serve m --config options.yaml"
+        "cat > options.yaml <<'EOF'\nkv_cache_config:\n  dtype: fp8\nEOF\ntrtllm-serve o/m --config options.yaml"
     )
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_draft_model_is_named(engine):
     row = {"model": "m", "engine": engine, "num_speculative_tokens": 2, "speculative_method": "draft_model"}
-    flags = read_launch_line(launch_command(row, speculative_model="d").line).flags
-    assert (flags["speculative_model"], flags["num_speculative_tokens"]) == ("d", 2)
+    flags = read_launch_line(launch_command(row, speculative_model="o/d").line).flags
+    assert (flags["speculative_model"], flags["num_speculative_tokens"]) == ("o/d", 2)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,9 @@ def test_a_draft_model_is_named(engine):
         ("RedHatAI/Qwen3-32B-FP8-dynamic", "RedHatAI/Qwen3-32B-FP8-dynamic"),
         ("/models/mine/config.json", "/models/mine"),
         ("/models/mine", "/models/mine"),
-        ("unheard-of", "unheard-of"),
+        ("unheard-of", "REPOSITORY_OWNER/unheard-of"),
+        ("llama-3.3-70b-fp8", "REPOSITORY_OWNER/llama-3.3-70b-fp8"),
+        ("qwen3-32b-fp8", "Qwen/Qwen3-32B-FP8"),
     ],
 )
 def test_the_model_that_a_user_names_is_served(asked, served):
