@@ -47,6 +47,7 @@ _BYTES = ("bytes",)
 _CACHES = ("bf16/bf16", "bf16/fp8")
 # kernels that read an 8-bit cache with 8-bit queries: their arithmetic is 8-bit too
 EIGHT_BIT_QUERIES = frozenset({"flash_attention_3", "flash_attention_4"})
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _COPIES = ("memcpy_device", "memcpy_h2d_pinned", "memcpy_d2h_pinned", "memcpy_h2d_pageable", "memcpy_d2h_pageable")
 _OWN: dict[str, Family] = {
     "gemm": Family(("m", "n", "k"), ("cublas",), ("bf16", "fp16", "fp8", "int8"), others=(SUSTAINED,)),
@@ -78,10 +79,23 @@ _OWN: dict[str, Family] = {
         caches=("cold",),
         defaults={"moe_tp": 1, "moe_ep": 1, "expert_matrices": 3},
     ),
-    "p2p": Family(("bytes", "gpus"), ("memcpy_peer",), ("bf16",), caches=("warm",)),
-    **dict.fromkeys(
-        ("all_reduce", "all_gather", "reduce_scatter"), Family(("bytes", "gpus"), ("nccl",), caches=("warm",))
+    "encoder_attention": Family(
+        ("batch", "new_tokens", "heads", "head_dim"), (), (), caches=("warm",), defaults={"cached_tokens": 0}
     ),
+    "sparse_attention": Family(
+        ("batch", "new_tokens", "queries", "pairs", "heads", "width"),
+        *((), ()),
+        caches=("cold",),
+        defaults={"cached_tokens": 0},
+    ),
+    "linear_attention": Family(
+        ("rows", "columns", "sequences", "heads", "kv_heads", "head_dim", "v_head_dim"),
+        *((), ()),
+        caches=("cold",),
+        defaults={"width": 0},
+    ),
+    "p2p": Family(("bytes", "gpus"), ("memcpy_peer",), ("bf16",), caches=("warm",)),
+    **dict.fromkeys(COLLECTIVES, Family(("bytes", "gpus"), ("nccl",), caches=("warm",))),
 }
 # kernels that need no serving library, by family, and their formats
 OWN = {name: family.implementations for name, family in _OWN.items()}
@@ -108,8 +122,8 @@ def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[s
         if implementation in EIGHT_BIT_QUERIES:
             return stored, stored
         return stored, math
-    if family in ("gemm", "batched_gemm", "moe"):
-        return dtype, dtype.partition("_")[0]
+    if family in ("gemm", "batched_gemm", "moe", "linear_attention"):
+        return dtype, {"nvfp4": "fp4"}.get(dtype, dtype.partition("_")[0])
     return (dtype, None) if dtype in ("bf16", "fp16", "fp32", "fp8", "int8") else (None, None)
 
 

@@ -246,6 +246,8 @@ def test_nccl_has_the_words_that_it_is_called_with() -> None:
         "allReduce": f"{ends} count, int datatype, int op, intptr_t stream)",
         "allGather": f"{ends} count, int datatype, intptr_t stream)",
         "reduceScatter": f"{ends} recvcount, int datatype, int op, intptr_t stream)",
+        "send": "(self, intptr_t sendbuf, size_t count, int datatype, int peer, intptr_t stream)",
+        "recv": "(self, intptr_t recvbuf, size_t count, int datatype, int peer, intptr_t stream)",
     }.items():
         assert getattr(nccl.NcclCommunicator, name).__doc__.splitlines()[0].endswith(words)
     assert callable(nccl.groupStart) and callable(nccl.groupEnd)

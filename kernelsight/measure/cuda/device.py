@@ -10,7 +10,7 @@ from kernelsight.measure.cuda import collectives, copies, gemm, libraries, paged
 from kernelsight.measure.cuda.buffers import Prepared
 from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.cuda.streaming import flush_of
-from kernelsight.measure.suite import OWN, Point
+from kernelsight.measure.suite import COLLECTIVES, OWN, Point
 
 _STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "softmax", "sampling")
 # what prepares a point's kernel where it is not one of an installed library, by kernel family
@@ -24,7 +24,7 @@ PREPARE: dict[str, Callable[[Gpu, Point], Prepared]] = {
     "decode_attention": paged.attention,
     "mla_decode": paged.attention,
     "moe": paged.experts,
-    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), collectives.prepare),
+    **dict.fromkeys(COLLECTIVES, collectives.prepare),
 }
 
 

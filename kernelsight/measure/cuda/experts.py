@@ -3,37 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernelsight.measure.cuda.libraries import Bench, imported
 from kernelsight.measure.device import CannotMeasure
 
-# rows and columns that one scale of block-quantised weights covers
-BLOCK = 128
+# rows and columns that one scale of FP8 in blocks covers; elements of one of NVFP4
+BLOCK, GROUP = 128, 16
+BYTES = {"bf16": 2.0, "nvfp4": 4.5 / 8}
+
+
+class Routed(NamedTuple):
+    """Rows (tokens, hidden), the experts of each (tokens, top k) and their shares, and sizes of this GPU's experts."""
+
+    rows: Any
+    chosen: Any
+    shares: Any
+    experts: int
+    hidden: int
+    inner: int
+
+
+def _routed(bench: Bench, eight_bit_rows: bool = False) -> Routed:
+    sizes, torch = bench.sizes, bench.torch
+    tokens, hidden, experts, top_k = (sizes[name] for name in ("tokens", "hidden", "experts", "top_k"))
+    inner, ranks = sizes["intermediate"], sizes["moe_ep"]  # this GPU's share
+    if sizes["expert_matrices"] != 3:
+        raise CannotMeasure("only experts with a gate can be measured")
+    if top_k > experts * ranks:
+        raise CannotMeasure(f"a token reaches {top_k} experts, and there are {experts * ranks}")
+    reached, width = min(experts, -(-tokens * top_k // ranks)), BYTES.get(bench.point.dtype, 1.0)
+    bench.moved = round(reached * 3 * hidden * inner * width + 4 * tokens * hidden * min(1.0, top_k / ranks))
+    chosen = torch.arange(0, tokens * top_k, 1, dtype=torch.int32, device=bench.place) % (experts * ranks)
+    shares = bench.full(1.0 / top_k, "float32", tokens, top_k)
+    rows = bench.tensor(tokens, hidden, eight_bit=eight_bit_rows)
+    return Routed(rows, chosen.view(tokens, top_k), shares, experts, hidden, inner)
 
 
 def fused(bench: Bench) -> Callable[[], Any]:
     """vLLM's fused Triton kernel: the two products of a layer's experts and the activation between them."""
-    sizes, eight_bit, torch = bench.sizes, bench.eight_bit[1], bench.torch
-    tokens, hidden, experts, top_k = (sizes[name] for name in ("tokens", "hidden", "experts", "top_k"))
-    inner = sizes["intermediate"]  # this GPU's share
-    if sizes["moe_ep"] > 1 or sizes["expert_matrices"] != 3:
-        raise CannotMeasure("only experts with a gate, and of this GPU alone, can be measured")
-    if top_k > experts:
-        raise CannotMeasure(f"a token reaches {top_k} experts, and there are {experts}")
+    routed, eight_bit, torch = _routed(bench), bench.eight_bit[1], bench.torch
     bench.implementation = "fused_moe_triton"
-    bench.moved = min(experts, tokens * top_k) * 3 * hidden * inner * (1 if eight_bit else 2) + 4 * tokens * hidden
-    up = bench.tensor(experts, 2 * inner, hidden, eight_bit=eight_bit)
-    down = bench.tensor(experts, hidden, inner, eight_bit=eight_bit)
-    options = {}
+    up = bench.tensor(routed.experts, 2 * routed.inner, routed.hidden, eight_bit=eight_bit)
+    down = bench.tensor(routed.experts, routed.hidden, routed.inner, eight_bit=eight_bit)
+    options: dict[str, Any] = {}
     if eight_bit:
+        blocks = bench.point.dtype == "fp8_block"
         scales = [
-            bench.full(1.0, "float32", experts, -(-matrix.shape[1] // BLOCK), -(-matrix.shape[2] // BLOCK))
+            bench.full(1.0, "float32", routed.experts, *(-(-size // BLOCK) for size in matrix.shape[1:] if blocks))
             for matrix in (up, down)
         ]
-        config = imported(bench.kernel.module.rpartition(".")[0] + ".config", "vllm")
-        options["quant_config"] = config.fp8_w8a8_moe_quant_config(*scales, block_shape=[BLOCK, BLOCK])
-    chosen = torch.arange(0, tokens * top_k, 1, dtype=torch.int32, device=bench.place) % experts
-    shares = bench.full(1.0 / top_k, "float32", tokens, top_k)
-    rows = bench.tensor(tokens, hidden)
-    return lambda: bench.library.fused_experts(rows, up, down, shares, chosen.view(tokens, top_k), **options)
+        config = imported(bench.kernel.module.rpartition(".")[0] + ".config", "vllm").fp8_w8a8_moe_quant_config
+        options["quant_config"] = config(*scales, block_shape=[BLOCK, BLOCK] if blocks else None)
+    if (ranks := bench.sizes["moe_ep"]) > 1:
+        place = torch.arange(0, routed.experts * ranks, 1, dtype=torch.int32, device=bench.place)
+        options["global_num_experts"] = routed.experts * ranks
+        options["expert_map"] = place.masked_fill(place >= routed.experts, -1)  # -1: of another GPU
+    return lambda: bench.library.fused_experts(routed.rows, up, down, routed.shares, routed.chosen, **options)
+
+
+def flashinfer(bench: Bench) -> Callable[[], Any]:
+    """FlashInfer's CUTLASS experts, tuned once as vLLM does at start; 8-bit rows are quantised before it."""
+    routed, torch, kind = _routed(bench, bench.point.dtype == "fp8"), bench.torch, bench.point.dtype
+    bench.implementation = "flashinfer_cutlass_moe"
+    experts, packed = routed.experts, 2 if kind == "nvfp4" else 1
+    shapes = [(2 * routed.inner, routed.hidden), (routed.hidden, routed.inner)]
+    up, down = (bench.tensor(experts, rows, columns // packed, eight_bit=kind != "bf16") for rows, columns in shapes)
+    one, each, scales = bench.full(1.0, "float32"), bench.full(1.0, "float32", experts), []
+    if kind == "fp8":
+        scales = [each, one, each, one]
+    elif kind == "nvfp4":
+        blocks = [bench.full(1.0, "float8_e4m3fn", experts, rows, columns // GROUP) for rows, columns in shapes]
+        first, second = (block.view(torch.int32) for block in blocks)
+        scales = [one, first, each, one, second, each]
+        up, down = up.view(torch.long), down.view(torch.long)
+    output, run = bench.empty(*routed.rows.shape), bench.library.fused_moe.cutlass_fused_moe
+    given = (routed.rows, routed.chosen, routed.shares, up, down, output.dtype, scales)
+    options = {"ep_size": bench.sizes["moe_ep"], "ep_rank": 0, "output": output}
+
+    def tune() -> bool:
+        with bench.library.autotune(True):
+            run(*given, **options)
+        return True
+
+    bench.once("tuned", tune)
+    return lambda: run(*given, **options)

@@ -1,4 +1,4 @@
-"""Builds launches of MLA (multi-head latent attention), over prompts and after absorption, by installed libraries."""
+"""Builds launches of MLA (multi-head latent attention) of single tokens, after absorption, by installed libraries."""
 
 from __future__ import annotations
 
@@ -12,48 +12,6 @@ from kernelsight.measure.cuda.libraries import Bench
 PAGE = 64
 # width of a query before absorption, without its rotated part (DeepSeek-V3)
 NOPE_WIDTH = 128
-
-
-class Prompt(NamedTuple):
-    """Queries (new tokens, heads, qk), keys, values and results, and where the sequences of both start."""
-
-    query: Any
-    key: Any
-    value: Any
-    output: Any
-    starts: Any
-    key_starts: Any
-
-
-def _prompt(bench: Bench) -> Prompt:
-    sizes = bench.sizes
-    batch, new, heads = sizes["batch"], sizes["new_tokens"], sizes["heads"]
-    width, value_width, keys = sizes["head_dim"], sizes["v_head_dim"], new + sizes["cached_tokens"]
-    query, key = (bench.tensor(batch * tokens, heads, width) for tokens in (new, keys))
-    value, output = bench.tensor(batch * keys, heads, value_width), bench.empty(batch * new, heads, value_width)
-    return Prompt(query, key, value, output, bench.starts(batch, new), bench.starts(batch, keys))
-
-
-def flashinfer_prefill(bench: Bench) -> Callable[[], Any]:
-    """FlashInfer's attention of contiguous keys and values, which are narrower than the keys."""
-    prompt, sizes, bf16 = _prompt(bench), bench.sizes, bench.torch.bfloat16
-    wrapper = bench.library.BatchPrefillWithRaggedKVCacheWrapper(bench.workspace, "NHD")
-    widths = {"head_dim_qk": sizes["head_dim"], "head_dim_vo": sizes["v_head_dim"]}
-    heads = {"num_qo_heads": sizes["heads"], "num_kv_heads": sizes["heads"]}
-    types = {"q_data_type": bf16, "kv_data_type": bf16}
-    wrapper.plan(prompt.starts, prompt.key_starts, **heads, **widths, causal=True, **types)
-    return lambda: wrapper.run(prompt.query, prompt.key, prompt.value, out=prompt.output)
-
-
-def vllm_prefill(bench: Bench) -> Callable[[], Any]:
-    """FlashAttention 3 as vLLM calls it for prompts: keys of 192 and values of 128."""
-    prompt, sizes = _prompt(bench), bench.sizes
-    options = {
-        "cu_seqlens_q": prompt.starts, "max_seqlen_q": sizes["new_tokens"], "cu_seqlens_k": prompt.key_starts,
-        "max_seqlen_k": sizes["new_tokens"] + sizes["cached_tokens"], "causal": True, "out": prompt.output,
-        "softmax_scale": sizes["head_dim"] ** -0.5, "fa_version": flash_version(bench, sizes["head_dim"]),
-    }  # fmt: skip
-    return lambda: bench.library.flash_attn_varlen_func(prompt.query, prompt.key, prompt.value, **options)
 
 
 class Latent(NamedTuple):
