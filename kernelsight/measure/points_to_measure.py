@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import unknown
 from kernelsight.measure.library_kernels import of_family
-from kernelsight.measure.suite import FAMILIES, GROUPED, OWN, OWN_DTYPES, PAGED, PAGED_MLA
+from kernelsight.measure.suite import FAMILIES, OF_NO_ENGINE, OWN, OWN_DTYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,8 @@ HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
 KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
 # compute capability for which kernels are chosen where a GPU states none
 HOPPER = 9.0
-# libraries with prefill and decode attention; the first is the default
+# families of which one library is chosen for both, and the libraries; the first is the default
+SOFTMAX = ("prefill_attention", "decode_attention")
 ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
 # what names the kernel of a point
 KERNEL = ("family", "implementation", "dtype")
@@ -60,9 +61,9 @@ def capability_of(gpus: pa.Table, gpu: str) -> float:
 def _kernels_of(family: str, dtype: str, library: str, capability: float) -> tuple[str, ...]:
     """Return the kernels that represent an engine's calls of a family in a number format."""
     of_libraries = [kernel for kernel in of_family(family) if dtype in kernel.formats and kernel.runs_on(capability)]
-    if family.endswith("_attention"):
+    if family in SOFTMAX:
         return tuple(kernel.implementation for kernel in of_libraries if kernel.implementation == library)
-    if dtype in OWN_DTYPES[family] and not set(own := OWN[family]) & {PAGED, PAGED_MLA, GROUPED}:
+    if dtype in OWN_DTYPES[family] and not OF_NO_ENGINE.intersection(own := OWN[family]):
         return KERNELS.get(family, own[:1])
     return tuple(kernel.implementation for kernel in of_libraries[:1])
 
@@ -74,7 +75,7 @@ def _points_of(call: Mapping[str, Any], library: str, capability: float) -> list
     shape = {name: size for name, size in call["shape"].items() if size is not None}
     dtype = call["format"] or family.dtypes[0]
     # for attention the suite gives the KV cache's format; queries are bfloat16, of MLA in that of the arithmetic
-    if call["family"].endswith("_attention"):
+    if call["family"] in SOFTMAX:
         dtype = f"bf16/{call['format']}"
     elif call["family"].startswith("mla_"):
         dtype = f"{call['math']}/{call['format']}"

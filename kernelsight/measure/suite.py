@@ -42,7 +42,8 @@ _ROWS = ("rows", "columns")
 _PREFILL = ("batch", "new_tokens", "heads", "kv_heads", "head_dim")
 _DECODE = ("batch", "context", "heads", "kv_heads", "head_dim")
 # our own kernels that no engine runs: for them no library is needed
-PAGED, PAGED_MLA, GROUPED = "paged_decode", "paged_mla_decode", "grouped_products"
+PAGED, PAGED_PREFILL, PAGED_MLA, GROUPED = "paged_decode", "paged_prefill", "paged_mla_decode", "grouped_products"
+OF_NO_ENGINE = frozenset({PAGED, PAGED_PREFILL, PAGED_MLA, GROUPED})
 _BYTES = ("bytes",)
 _CACHES = ("bf16/bf16", "bf16/fp8")
 # kernels that read an 8-bit cache with 8-bit queries: their arithmetic is 8-bit too
@@ -62,7 +63,9 @@ _OWN: dict[str, Family] = {
     "sampling": Family(_ROWS, ("top_k_top_p", "argmax"), ("fp32",)),
     "copy": Family(_BYTES, _COPIES, ("bytes",), caches=("cold",)),
     "launch": Family((), ("graph_launch", "eager_launch", "empty_graph"), ("none",), caches=("warm",)),
-    "prefill_attention": Family(_PREFILL, (), (), caches=("warm",), defaults={"cached_tokens": 0, "window": 0}),
+    "prefill_attention": Family(
+        _PREFILL, (PAGED_PREFILL,), _CACHES, caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
+    ),
     "decode_attention": Family(_DECODE, (PAGED,), _CACHES, caches=("cold",), defaults={"window": 0}),
     "mla_prefill": Family(
         ("batch", "new_tokens", "heads", "head_dim", "v_head_dim"),
@@ -106,7 +109,7 @@ def _with_libraries(name: str, family: Family) -> Family:
     """Return a family with the kernels of libraries, those first that stand in for an engine's."""
     kernels = of_family(name)
     implementations = [kernel.implementation for kernel in kernels]
-    stand_in = set(family.implementations) - {PAGED, PAGED_MLA, GROUPED}
+    stand_in = set(family.implementations) - OF_NO_ENGINE
     ordered = (*family.implementations, *implementations) if stand_in else (*implementations, *family.implementations)
     dtypes = dict.fromkeys([*family.dtypes, *(dtype for kernel in kernels for dtype in kernel.formats)])
     return family._replace(implementations=ordered, dtypes=tuple(dtypes))

@@ -57,7 +57,7 @@ def test_the_kernels_assemble_and_blocks_of_1024_threads_fit_the_registers(archi
     assert code == "\x7fELF", log
     assert set(found) == set(fake_cupy.signatures())
     # attention and the products of experts run in blocks of 128
-    small = {"paged_decode", "paged_mla_decode", "grouped_product"}
+    small = {"paged_attention", "paged_mla_decode", "grouped_product"}
     assert {name: used for name, used in found.items() if used[0] > (255 if name in small else 64) or used[1]} == {}
 
 

@@ -21,8 +21,7 @@ PREPARE: dict[str, Callable[[Gpu, Point], Prepared]] = {
     "launch": streaming.empty,
     "copy": copies.copy,
     "p2p": copies.peer,
-    "decode_attention": paged.attention,
-    "mla_decode": paged.attention,
+    **dict.fromkeys(("prefill_attention", "decode_attention", "mla_decode"), paged.attention),
     "moe": paged.experts,
     **dict.fromkeys(COLLECTIVES, collectives.prepare),
 }
