@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.errors import unknown
+from kernelsight.kernels.call_kinds import BY_MATH
 from kernelsight.measure.library_kernels import of_family
 from kernelsight.measure.suite import FAMILIES, OF_NO_ENGINE, OWN, OWN_DTYPES
 
@@ -73,7 +74,7 @@ def _points_of(call: Mapping[str, Any], library: str, capability: float) -> list
     if family is None:
         return []
     shape = {name: size for name, size in call["shape"].items() if size is not None}
-    dtype = call["format"] or family.dtypes[0]
+    dtype = BY_MATH.get((call["format"], call["math"]), call["format"] or family.dtypes[0])
     # for attention the suite gives the KV cache's format; queries are bfloat16, of MLA in that of the arithmetic
     if call["family"] in SOFTMAX:
         dtype = f"bf16/{call['format']}"

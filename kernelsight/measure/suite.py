@@ -118,6 +118,10 @@ def _with_libraries(name: str, family: Family) -> Family:
 FAMILIES: dict[str, Family] = {name: _with_libraries(name, family) for name, family in _OWN.items()}
 
 
+# (format, arithmetic) of labels that do not begin with their arithmetic
+OTHER_FORMATS = {"nvfp4": ("nvfp4", "fp4"), "w4a16_mxfp4": ("mxfp4", "bf16")}
+
+
 def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[str | None, str | None]:
     """Return (format, math) of ``sweep_points``: the format of weight or cache, and the arithmetic."""
     if "/" in dtype:
@@ -126,7 +130,7 @@ def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[s
             return stored, stored
         return stored, math
     if family in ("gemm", "batched_gemm", "moe", "linear_attention"):
-        return dtype, {"nvfp4": "fp4"}.get(dtype, dtype.partition("_")[0])
+        return OTHER_FORMATS.get(dtype, (dtype, dtype.partition("_")[0]))
     return (dtype, None) if dtype in ("bf16", "fp16", "fp32", "fp8", "int8") else (None, None)
 
 

@@ -74,6 +74,12 @@ WORDS = {
     },
     "vllm.model_executor.layers.fused_moe.config": {
         "fp8_w8a8_moe_quant_config": "w1_scale w2_scale a1_scale a2_scale per_act_token_quant block_shape",
+        "mxfp4_w4a16_moe_quant_config": "w1_scale w2_scale w1_bias w2_bias",
+    },
+    "vllm.model_executor.layers.quantization.utils.mxfp4_utils": {"_swizzle_mxfp4": "quant_tensor scale num_warps"},
+    "triton_kernels.matmul_ogs": {"PrecisionConfig": "weight_scale flex_ctx", "FlexCtx": "rhs_data"},
+    "vllm.model_executor.layers.fused_moe.gpt_oss_triton_kernels_moe": {
+        "triton_kernel_moe_forward": "hidden_states w1 w2 gating_output topk renormalize activation quant_config",
     },
     "deep_gemm": {
         "fp8_mqa_logits": "q kv weights cu_seq_len_k_start cu_seq_len_k_end clean_logits", "get_num_sms": "",
@@ -88,7 +94,8 @@ ANSWERS: dict[str, Any] = {
     "mm_fp4": None,
     "deepgemm_post_process_fp8_weight_block": ("weight", "block scales"), "nvfp4_quantize": ("rows", "scales"),
     "scaled_fp8_quant": ("rows", "scale"), "compute_causal_conv1d_metadata": ("nums", "batch", "offsets"),
-    "fp8_w8a8_moe_quant_config": "scaled",
+    "fp8_w8a8_moe_quant_config": "scaled", "mxfp4_w4a16_moe_quant_config": "scaled",
+    "_swizzle_mxfp4": ("weight", "flex", "scale"),
 }  # fmt: skip
 
 
@@ -203,6 +210,12 @@ CASES = [
                                    ("fp8_block", "fp8", {"quant_config": "scaled"}))),
     Case("moe", "fused_moe_vllm", "bf16", {**EXPERTS, "moe_ep": 2}, f"{FUSED}.fused_experts",
          {"global_num_experts": 32, "expert_map": [*range(16), *[-1] * 16], "w1": "bf16 16x256x256"}),
+    Case("moe", "triton_kernels_moe", "w4a16_mxfp4", EXPERTS,
+         "vllm.model_executor.layers.fused_moe.gpt_oss_triton_kernels_moe.triton_kernel_moe_forward",
+         {"hidden_states": "bf16 96x256", "w1": "weight", "gating_output": "bf16 96x16", "topk": 4, "renormalize": True,
+          "quant_config": "scaled"}),
+    Case("moe", "triton_kernels_moe", "w4a16_mxfp4", EXPERTS, f"{FP8_UTILS[:-9]}mxfp4_utils._swizzle_mxfp4",
+         {"quant_tensor": "u8 16x256x64", "scale": "u8 16x256x4", "num_warps": 8}),
     *(Case("moe", "flashinfer_cutlass_moe", kind, {**EXPERTS, "moe_ep": 2}, MOE,
            {"input": f"{kind} 96x256", "fc1_expert_weights": f"{kind} 16x256x256", "ep_size": 2,
             "output": "bf16 96x256"})

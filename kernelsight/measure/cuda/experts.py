@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from kernelsight.measure.cuda.libraries import Bench, imported
 from kernelsight.measure.device import CannotMeasure
 
-# rows and columns that one scale of FP8 in blocks covers; elements of one of NVFP4
-BLOCK, GROUP = 128, 16
-BYTES = {"bf16": 2.0, "nvfp4": 4.5 / 8}
+# rows and columns that one scale of FP8 in blocks covers; elements of one of NVFP4, and of MXFP4
+BLOCK, GROUP, MX_GROUP = 128, 16, 32
+BYTES = {"bf16": 2.0, "nvfp4": 4.5 / 8, "w4a16_mxfp4": 4.25 / 8}
+LAYERS = "vllm.model_executor.layers"
 
 
 class Routed(NamedTuple):
@@ -53,7 +54,7 @@ def fused(bench: Bench) -> Callable[[], Any]:
             bench.full(1.0, "float32", routed.experts, *(-(-size // BLOCK) for size in matrix.shape[1:] if blocks))
             for matrix in (up, down)
         ]
-        config = imported(bench.kernel.module.rpartition(".")[0] + ".config", "vllm").fp8_w8a8_moe_quant_config
+        config = imported(f"{LAYERS}.fused_moe.config", "vllm").fp8_w8a8_moe_quant_config
         options["quant_config"] = config(*scales, block_shape=[BLOCK, BLOCK] if blocks else None)
     if (ranks := bench.sizes["moe_ep"]) > 1:
         place = torch.arange(0, routed.experts * ranks, 1, dtype=torch.int32, device=bench.place)
@@ -88,3 +89,24 @@ def flashinfer(bench: Bench) -> Callable[[], Any]:
 
     bench.once("tuned", tune)
     return lambda: run(*given, **options)
+
+
+def triton_mxfp4(bench: Bench) -> Callable[[], Any]:
+    """OpenAI's triton_kernels as vLLM runs experts in MXFP4 on Hopper; it routes by logits, which name the experts."""
+    routed, sizes, uint8 = _routed(bench), bench.sizes, bench.torch.uint8
+    if sizes["moe_ep"] > 1:
+        raise CannotMeasure("it is measured with all experts on one GPU")
+    kernels, config = imported("triton_kernels.matmul_ogs", "vllm"), imported(f"{LAYERS}.fused_moe.config", "vllm")
+    swizzle = imported(f"{LAYERS}.quantization.utils.mxfp4_utils", "vllm")._swizzle_mxfp4
+    weights, scales = [], []
+    for rows, columns in ((2 * routed.inner, routed.hidden), (routed.hidden, routed.inner)):
+        weight = bench.tensor(routed.experts, rows, columns // 2, eight_bit=True).view(uint8)
+        # an exponent of 0
+        scale = bench.full(127, "uint8", routed.experts, rows, columns // MX_GROUP)
+        weight, flex, scale = swizzle(weight, scale, 8)
+        weights.append(weight)
+        scales.append(kernels.PrecisionConfig(weight_scale=scale, flex_ctx=kernels.FlexCtx(rhs_data=flex)))
+    given = config.mxfp4_w4a16_moe_quant_config(w1_scale=scales[0], w2_scale=scales[1])
+    logits = bench.full(0.0, "bfloat16", sizes["tokens"], routed.experts).scatter(1, routed.chosen.long(), 4.0)
+    run, top_k = bench.library.triton_kernel_moe_forward, sizes["top_k"]
+    return lambda: run(routed.rows, *weights, logits, top_k, True, quant_config=given)
