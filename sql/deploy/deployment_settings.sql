@@ -60,7 +60,8 @@ backends as (
   select
     deployment_id,
     any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'attention') as attention_backend,
-    any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'experts') as moe_backend
+    any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'experts') as moe_backend,
+    any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'latent') as latent_backend
   from deployments
   join formats using (deployment_id)
   join needs using (deployment_id)
@@ -129,6 +130,7 @@ select
   limits.tp * limits.dp // limits.ep as moe_tp,
   limits.ep as moe_ep,
   case limits.sampling when 'random' then 'torch_draw' when 'top_p' then deployment_samplers.sampler end as sampler,
+  backends.latent_backend,
   formats.attention_format,
   formats.ffn_format,
   formats.expert_format,
