@@ -303,6 +303,8 @@ class SizeSearch:
         """
         confidence, served = self.demand.confidence, rate * (1.0 - self.demand.margin)
         is_shown = _is_less(self._lowest_cost(), most) and math.isinf(self._lowest_cost(self._own_options(prospect)))
+        if not prospect.search.may_reach(rate):
+            return False
         is_sure = is_shown or confidence <= 0.5 or may_hold(prospect, served, self._objectives, confidence)
         return is_sure and prospect.search.may_keep(rate)
 
