@@ -90,9 +90,10 @@ def test_older_names_and_sglangs(tmp_path, metric, column):
     assert row[column] == (1 if column == "preemptions" else 0.5)
 
 
-def test_the_newer_name_wins_where_both_are_exposed(tmp_path):
+@pytest.mark.parametrize("last", [-1, 1])
+def test_the_newer_name_wins_where_both_are_exposed(last, tmp_path):
     series = {}
-    for name, seconds in (("inter_token_latency", 0.008), ("time_per_output_token", 0.5)):
+    for name, seconds in (("inter_token_latency", 0.008), ("time_per_output_token", 0.5))[::last]:
         series["vllm:" + name + "_seconds_sum", "a"] = [0.0, 10 * seconds]
         series["vllm:" + name + "_seconds_count", "a"] = [0, 10]
     [row] = rows(read_logs(metrics=save(tmp_path / "a.json", matrix(series))), "production_windows")
