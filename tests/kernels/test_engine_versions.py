@@ -150,6 +150,7 @@ def test_the_kernel_follows_the_version(tmp_path: Path) -> None:
         # no sweep holds attention of AMD: the kernel has a name and no time of its own
         ("mixtral-8x7b-v0.1", "mi300x", "vllm:0.18", {}, "triton_attention_vllm", "aiter_fused_moe"),
         ("mixtral-8x7b-v0.1", "mi300x", "vllm:0.21", {}, "rocm_attention", "aiter_fused_moe"),
+        ("deepseek-v3", "mi300x", "vllm:0.18", {"tp": 8}, "triton_attention", "aiter_fused_moe"),
         ("mixtral-8x7b-v0.1", "mi300x", "sglang:0.5.14", {}, "aiter_attention", "aiter_fused_moe"),
     ],
 )
