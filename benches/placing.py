@@ -24,8 +24,15 @@ from kernelsight.fitting.cells import is_serving
 from kernelsight.fitting.correction import WIDE, as_stored, fit_correction
 from kernelsight.fitting.experimental_design import greedy_design, positions
 from kernelsight.fitting.expressions import predict_family
-from kernelsight.fitting.measured import FEW_ROWS, SHARE_OF_FEW, STUDENTS, features_of, kernels_of
-from kernelsight.fitting.nearby import MOST_POINTS, fit_nearby
+from kernelsight.fitting.measured import (
+    FEW_ROWS,
+    MOST_POINTS,
+    SHARE_OF_FEW,
+    STUDENTS,
+    features_of,
+    fit_nearby,
+    kernels_of,
+)
 from kernelsight.fitting.splits import site_names
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES

@@ -72,6 +72,8 @@ RESTS_ON: dict[str, tuple[str, ...]] = {
     "kernels_layers": KERNELS,
     "kernels_new": KERNELS,
     "kernels_versions": KERNELS,
+    "public_runs": SIMULATION,
+    "kernels_modules": ("pack", "catalogue", "kernels", "deployments"),
     "points": ("pack", *KERNELS),
     "harness": ("pack", *KERNELS),
     "paper_3": ("catalogue",),

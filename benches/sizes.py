@@ -1,13 +1,17 @@
-"""Judges `size` by brute force: ``python benches/sizes.py [--cases N] [--seed S] [--keep FOLDER]``.
+"""Judges `size` by brute force: ``python benches/sizes.py [--cases N] [--seed S] [--only N ...]``.
 
 Draws planners' questions (by rate, users and sessions; dense models and mixtures of experts; one to five GPUs with
 prices), answers each by `size` with empty caches, and by a search of everything that fits, enumerated here: GPUs,
 tensor-parallel sizes 1 to 8, for mixtures data and expert parallelism too, five step budgets, formats of the KV cache
 where the question asks for them, 0 to 6 prefill and 0 to 6 decode replicas with two step budgets. The search of
-everything leaves a deployment out only where the throughput of its own closed loops shows that it is dearer, or a
-simulation at the rate from which it is cheaper; the others are searched, and the cheapest with the question's
-confidence is the truth. Prints the cost of both, CPU
-seconds, and whether the chosen deployment, searched and examined alone, holds with the instances that `size` states.
+everything begins with what the chosen deployment costs when it is searched and examined alone, and looks for all that
+are cheaper. It leaves one out only where the throughput of its own closed loops shows that it is dearer, or where the
+rate from which it is cheaper misses an objective in a simulation, or the confidence; the others are searched, and the
+cheapest with the question's confidence is the truth. Prints the cost of both, CPU seconds, and whether the chosen
+deployment alone holds with the instances that `size` states.
+
+Bests stay in ``results/sizes_bests.json`` with the digests of the program that found them, and are not searched again;
+figures count those of another program. Ctrl-C ends a run with the questions so far.
 
 With --round-trip it writes every deployment that `size` shows for these questions in each form of deployment file, and
 counts those that are read again as the same deployment.
@@ -19,7 +23,7 @@ rate most, by searches on hypothetical GPUs and flags.
 from __future__ import annotations
 
 import argparse
-import hashlib
+import contextlib
 import itertools
 import json
 import math
@@ -31,11 +35,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bottlenecks import RATES, RELIEF, quick_host_of, with_faster_gpus
-from record import record
+from record import RESTS_ON, RESULTS, digest, record
 
 import kernelsight as ks
 from kernelsight.errors import InvalidInput
@@ -45,7 +48,7 @@ from kernelsight.scenario.objectives import objectives_of
 from kernelsight.scenario.plan import plan_rows
 from kernelsight.scenario.scenario_rows import deployment_rows, model_rows, normalise, resolve_names
 from kernelsight.session import Session
-from kernelsight.sizing.probability import chances_of
+from kernelsight.sizing.probability import Chances, chances_of
 from kernelsight.sweeps.find_rate import open_trials
 from kernelsight.sweeps.rate_intervals import RATES as SHARES
 from kernelsight.sweeps.rate_intervals import Rated, intervals_at
@@ -63,6 +66,7 @@ MOST_REPLICAS = 6
 # a cost of at most this times the best counts as the best
 NEAR = 1.05
 COUNTS = ("replicas", "prefill_replicas", "decode_replicas")
+BESTS = RESULTS / "sizes_bests.json"
 # factor by which a rough rate may be below the exact one
 DOUBT = 1.08
 # one question, answered in a process of its own with empty caches: its answer and CPU seconds after the imports
@@ -160,28 +164,38 @@ class Everything:
         """Return the cost per hour of the instances that serve the question, each up to ``rate``."""
         return max(math.ceil(self.asked / rate * (1.0 - 1e-9)), 1) * self.prices[index] if rate > 0.0 else math.inf
 
+    def chances(self, rated: Rated, shares: Sequence[float], low: float | None = None) -> Chances:
+        """Return the chances of the objectives at shares of a rate."""
+        ((at_rates),) = intervals_at(self.session, self.plan, [rated], [shares])
+        return chances_of(at_rates, self.objectives, rated.rate, low)
+
     def at_confidence(self, index: int, highest: HighestRate) -> float:
         """Return the cost with the question's confidence; infinite where no load has it."""
-        rated = Rated(self.rows[index], highest)
-        ((at_rates),) = intervals_at(self.session, self.plan, [rated], [SHARES])
-        chances = chances_of(at_rates, self.objectives, highest.rate, highest.low)
+        chances = self.chances(Rated.of(self.rows[index], highest), SHARES, highest.low)
         return self.cost(index, highest.rate * chances.share_for(self.question.get("confidence", 0.9)))
 
-    def cheapest(self) -> tuple[float, dict[str, Any], int]:
-        """Return the lowest cost with the confidence, its flags, and the number of deployments."""
-        best, at = math.inf, -1
-        bounds = sorted((self.cost(index, search.capacity.most), index) for index, search in self.searches.items())
-        rough = {}
-        for bound, index in bounds:
+    def may_cost_less(self, index: int, most: float) -> bool:
+        """Return whether simulations at the rate from which a deployment costs less than ``most`` keep objectives."""
+        if math.isinf(most):
+            return True
+        rate = self.asked / max(math.ceil(most / self.prices[index] * (1.0 - 1e-9)) - 1, 1) / DOUBT
+        if not self.searches[index].may_keep(rate):
+            return False
+        at_rate = self.chances(Rated(self.rows[index], rate), [1.0])
+        return at_rate.at(1.0) >= self.question.get("confidence", 0.9) - 1e-6
+
+    def cheapest(self, known: float) -> tuple[float, dict[str, Any] | None]:
+        """Return the lowest cost with the confidence, and its flags; None where nothing costs less than ``known``."""
+        best, at = known, None
+        near = [index for index in self.searches if self.prices[index] < best]
+        for bound, index in sorted((self.cost(index, self.searches[index].capacity.most), index) for index in near):
             if bound >= best:
                 break
-            most = math.ceil(best / self.prices[index]) - 1 if best < math.inf else math.inf
-            if not self.searches[index].may_keep(self.asked / most / DOUBT):
+            if not self.may_cost_less(index, best):
                 continue
             found = self.searches[index].run(ROUGH)
             if found.rate is None or self.cost(index, found.rate * DOUBT) >= best:
                 continue
-            rough[index] = found.rate
             cost = self.at_confidence(index, found)
             # a rough answer is only a reason to search in full what may be the best
             if cost <= best * NEAR:
@@ -189,33 +203,40 @@ class Everything:
                 cost = self.at_confidence(index, exact) if exact.rate else math.inf
                 if cost < best:
                     best, at = cost, index
-        chosen = {} if at < 0 else {k: v for k, v in self.rows[at].items() if k not in flags_of(self.question)}
-        return best, chosen, len(self.searches)
+        load = flags_of(self.question)
+        return best, None if at is None else {name: v for name, v in self.rows[at].items() if name not in load}
 
 
-def truth_of(question: Mapping[str, Any], keep: Path | None) -> dict[str, Any]:
-    """Return the cheapest of everything, from ``keep`` where an earlier run has found it."""
-    name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]
-    path = keep / f"{name}.json" if keep else None
-    if path and path.exists():
-        return json.loads(path.read_text())
-    started = time.process_time()
-    with ks.connect() as session:
-        cost, flags, count = Everything(session, question, list(everything(question))).cheapest()
-    truth = {"cost": cost, "flags": flags, "count": count, "cpu_s": time.process_time() - started}
-    if path:
-        path.write_text(json.dumps(truth))
-    return truth
+def truth_of(question: Mapping[str, Any], cost: float, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cheapest of everything, as kept or found now; ``cost``: of a deployment that holds, with ``flags``."""
+    kept = json.loads(BESTS.read_text()) if BESTS.exists() else {}
+    name, program = json.dumps(question, sort_keys=True), {part: digest(part) for part in RESTS_ON["sizes"]}
+    if name not in kept:
+        started = time.process_time()
+        with ks.connect() as session:
+            everyone = Everything(session, question, list(everything(question)))
+            best, found = everyone.cheapest(cost)
+        chosen = flags if found is None else found
+        spent = round(time.process_time() - started)
+        best = None if math.isinf(best) else best
+        kept[name] = {"cost": best, "flags": chosen, "count": len(everyone.searches), "cpu_s": spent, "of": program}
+        BESTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    truth = kept[name]
+    return truth | {"cost": math.inf if truth["cost"] is None else truth["cost"], "older": truth["of"] != program}
+
+
+def flags_chosen(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of the deployment in a row of `size`."""
+    names = ("gpu", "tensor_parallel_size", "data_parallel_size", "expert_parallel_size", "kv_cache_dtype")
+    names += ("prefill_replicas", "decode_replicas", "max_num_batched_tokens", "cuda_graph_sizes", "max_num_seqs")
+    names += ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
+    return {name: chosen[name] for name in names if chosen.get(name) is not None}
 
 
 def checked(question: Mapping[str, Any], chosen: Mapping[str, Any]) -> float:
     """Return the cost with the confidence of a chosen deployment that is searched and examined alone."""
-    names = ("gpu", "tensor_parallel_size", "data_parallel_size", "expert_parallel_size", "kv_cache_dtype")
-    names += ("prefill_replicas", "decode_replicas", "max_num_batched_tokens", "cuda_graph_sizes", "max_num_seqs")
-    names += ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
-    flags = {name: chosen[name] for name in names if chosen.get(name) is not None}
     with ks.connect() as session:
-        alone = Everything(session, question, [(flags, chosen["gpus"] // chosen["instances"])])
+        alone = Everything(session, question, [(flags_chosen(chosen), chosen["gpus"] // chosen["instances"])])
         if not alone.searches:
             return math.inf
         found = alone.searches[0].run(FULL, chosen.get("users") or chosen["rate"])
@@ -236,17 +257,19 @@ def sized(question: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def case_of(question: Mapping[str, Any], keep: Path | None) -> dict[str, Any]:
+def case_of(question: Mapping[str, Any]) -> dict[str, Any]:
     """Return one question's row: cost of `size` over the best, whether it holds, and CPU seconds."""
-    result, truth = sized(question), truth_of(question, keep)
+    result = sized(question)
     if "crash" in result:
-        return {"crash": str(result["crash"]), "best": truth["cost"], "near": False, "holds": True, "cpu_s": None}
+        return {"crash": str(result["crash"]), "near": False, "holds": True, "cpu_s": None}
     answer = result["answer"]
     chosen = answer["chosen"]
     confidence = question.get("confidence", 0.9)
     sure = chosen is not None and (chosen["probability"] or 0.0) >= confidence - 1e-6
-    cost, best = (chosen["price_per_hour"] if sure else math.inf), truth["cost"]
+    cost = chosen["price_per_hour"] if sure else math.inf
     alone = checked(question, chosen) if sure else math.inf
+    truth = truth_of(question, alone, flags_chosen(chosen) if sure else {})
+    best = truth["cost"]
     return {
         "cost": cost,
         "best": best,
@@ -257,6 +280,8 @@ def case_of(question: Mapping[str, Any], keep: Path | None) -> dict[str, Any]:
         "complete": answer["complete"],
         "cpu_s": round(result["cpu_s"], 1),
         "best_flags": truth["flags"],
+        "best_cpu_s": truth["cpu_s"],
+        "older": truth["older"],
         "count": truth["count"],
     }
 
@@ -266,15 +291,21 @@ def kind_of(question: Mapping[str, Any]) -> str:
     return "users" if "users" in question else "sessions" if "num_turns" in question else "rate"
 
 
-def judged(cases: int, seed: int, keep: Path | None, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
-    """Print each case of the questions drawn that are of ``kinds``, and return the figures that are recorded."""
+def judged(cases: int, seed: int, kinds: Sequence[str] = KINDS, only: Sequence[int] = ()) -> dict[str, Any]:
+    """Print each case of the questions drawn that are of ``kinds``, and return the figures that are recorded.
+
+    ``only``: numbers of questions, in this order; empty: all.
+    """
     source, rows = random.Random(seed), []
-    for question in [each for each in (drawn(source) for _ in range(cases)) if kind_of(each) in kinds]:
-        row = case_of(question, keep)
-        rows.append(row)
-        print(json.dumps(question), flush=True)
-        print("   ", json.dumps(row, default=str), flush=True)
-    figures = {"drawn": cases, "seed": seed, "kinds": list(kinds), **figures_of(rows)}
+    drawn_here = [drawn(source) for _ in range(cases)]
+    asked = [number for number in (only or range(cases)) if kind_of(drawn_here[number]) in kinds]
+    with contextlib.suppress(KeyboardInterrupt):
+        for number in asked:
+            row = case_of(drawn_here[number])
+            rows.append(row)
+            print(number, json.dumps(drawn_here[number]), flush=True)
+            print("   ", json.dumps(row, default=str), flush=True)
+    figures = {"drawn": cases, "seed": seed, "kinds": list(kinds), "asked": asked[: len(rows)], **figures_of(rows)}
     print(json.dumps(figures))
     return figures
 
@@ -291,6 +322,7 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "size_cpu_s": spent[len(spent) // 2] if spent else None,
         "size_cpu_s_most": spent[-1] if spent else None,
         "deployments": sum(row.get("count", 0) for row in rows),
+        "bests_of_another_program": sum(row.get("older", False) for row in rows),
     }
 
 
@@ -383,7 +415,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="with --round-trip: skip N questions")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed; while developing, even ones only")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="of the questions drawn, only these")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder that keeps the truths of questions")
+    parser.add_argument("--only", nargs="+", type=int, default=(), metavar="N", help="only these of the questions")
     parser.add_argument("--limits", action="store_true", help="check the named limits instead")
     parser.add_argument("--round-trip", action="store_true", help="write and read deployment files instead")
     parser.add_argument("--record", action="store_true", help="record the figures in benches/results/")
@@ -395,10 +427,9 @@ def main() -> None:
     elif arguments.limits:
         figures = main_limits(arguments.cases, arguments.seed)
     else:
-        if arguments.keep:
-            arguments.keep.mkdir(parents=True, exist_ok=True)
         words += f" --kinds {' '.join(arguments.kinds)}"
-        figures = judged(arguments.cases, arguments.seed, arguments.keep, arguments.kinds)
+        figures = judged(arguments.cases, arguments.seed, arguments.kinds, arguments.only)
+        words += f" --only {' '.join(map(str, figures['asked']))}"
     if arguments.record:
         flag = "--limits" if arguments.limits else "--round-trip" if arguments.round_trip else ""
         name = f"sizes_{flag[2:].replace('-', '_')}" if flag else "sizes"

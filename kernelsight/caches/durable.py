@@ -75,6 +75,8 @@ def locked(target: Path) -> Iterator[None]:
         try:
             yield
         finally:
+            if os.name == "nt":  # where no open file can be removed
+                file.close()
             path.unlink(missing_ok=True)
 
 

@@ -14,8 +14,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -215,69 +214,46 @@ def _is_running(process: int) -> bool:
 
 
 def _open(path: Path) -> int | None:
-    """Open a folder, each folder on its path from the root checked before the next is opened from its handle.
+    """Open a folder, after each folder and link on its path was checked from the root on; what is missing is made.
 
-    Symbolic links are followed where root or this user owns them, so that no other user chooses where they lead.
+    What was checked stays as it was: in these folders only root and this user can replace it. Symbolic links are
+    followed where one of both owns them, so that no other user chooses where they lead.
     """
     if not _HAS_HANDLES:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return None
-    with contextlib.ExitStack() as opened:
-        root, *names = path.absolute().parts
-        reached, links = Path(root), 0
-        handle = _open_step(opened, root)
-        waiting = names[::-1]
-        while waiting:
-            _check_folder(os.fstat(handle), reached)
-            name = waiting.pop()
-            reached /= name
-            with _whole_path(reached):
-                status = _status_of(handle, name, last=not waiting)
-                if stat.S_ISLNK(status.st_mode):
-                    _check_owner(status, reached)
-                    links += 1
-                    if links > MOST_LINKS:
-                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                    target = Path(os.readlink(name, dir_fd=handle))
-                    reached = reached.parent
-                    if target.is_absolute():
-                        reached, handle = Path(root), _open_step(opened, root)
-                    waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-                else:
-                    handle = _open_step(opened, name, handle)
+    root, *names = path.absolute().parts
+    reached, links, waiting = Path(root), 0, names[::-1]
+    while waiting:
+        _check_folder(os.stat(reached), reached)
+        step = reached / waiting.pop()
+        status = _status_of(step, last=not waiting)
+        if not stat.S_ISLNK(status.st_mode):
+            reached = reached.parent if step.name == ".." else step
+            continue
+        _check_owner(status, step)
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(step))
+        target = Path(os.readlink(step))
+        reached = Path(root) if target.is_absolute() else reached
+        waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    handle = os.open(reached, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
         _check_last(handle, reached)
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
-
-
-def _open_step(opened: contextlib.ExitStack, name: str, parent: int | None = None) -> int:
-    """Open a folder, which need not be readable, below the handle ``parent``; ``opened`` closes it.
-
-    OSError: it is a link, which is not followed, or no folder.
-    """
-    handle = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY), dir_fd=parent)
-    opened.callback(os.close, handle)
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
 
 
-def _status_of(handle: int, name: str, last: bool) -> os.stat_result:
-    """Return the status of a folder or link below ``handle``; a folder that does not exist is created."""
-    read_status = partial(os.stat, name, dir_fd=handle, follow_symlinks=False)
+def _status_of(path: Path, last: bool) -> os.stat_result:
+    """Return the status of a folder or link; a folder that does not exist is created."""
     with contextlib.suppress(FileNotFoundError):
-        return read_status()
+        return os.lstat(path)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(name, 0o700 if last else 0o755, dir_fd=handle)
-    return read_status()
-
-
-@contextlib.contextmanager
-def _whole_path(path: Path) -> Iterator[None]:
-    """Name the whole path in errors of the system, which hold its last name alone."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename == str(path):
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        os.mkdir(path, 0o700 if last else 0o755)
+    return os.lstat(path)
 
 
 def _check_owner(status: os.stat_result, path: Path) -> None:

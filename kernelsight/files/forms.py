@@ -9,11 +9,14 @@ from typing import Any
 def misfit(value: Any, form: Any) -> tuple[str, ...] | None:
     """Return the path to the first part of a value that has another form, with what it must be; None: it fits.
 
-    A form is a type or several, ``[form]`` a list of it, ``{"*": form}`` a mapping to it, another mapping the entries
-    that there may be, and a list of two or more forms any of them.
+    A form is a type or several, a set of texts, ``[form]`` a list of it, ``{"*": form}`` a mapping to it, another
+    mapping the entries that there may be, ``name!`` those that there must be, and a list of two or more forms any of
+    them.
 
     >>> misfit({"names": ["a", 1]}, {"names": [str]}), misfit("full", [str, [str]])
     (('names', 'text'), None)
+    >>> misfit({"a": {}}, {"*": {"when": str, "note!": str}}), misfit("b", {"a"})
+    (('a', 'a mapping with note'), ('a',))
     """
     if isinstance(form, list) and len(form) > 1:
         found = [misfit(value, each) for each in form]
@@ -25,13 +28,17 @@ def misfit(value: Any, form: Any) -> tuple[str, ...] | None:
     if isinstance(form, dict):
         if not isinstance(value, dict):
             return ("a mapping",)
-        inner = form.get("*")
+        known = {name.rstrip("!"): inner for name, inner in form.items()}
+        if needed := [name[:-1] for name in form if name[-1] == "!" and name[:-1] not in value]:
+            return (f"a mapping with {', '.join(needed)}",)
         for name, item in value.items():
-            if inner is None and name not in form:
-                return (str(name), f"one of the known names: {', '.join(form)}")
-            if found := misfit(item, form[name] if inner is None else inner):
+            if name not in known and "*" not in known:
+                return (str(name), f"one of the known names: {', '.join(known)}")
+            if found := misfit(item, known.get("*", known.get(name))):
                 return (str(name), *found)
         return None
+    if isinstance(form, set):
+        return None if isinstance(value, str) and value in form else (" or ".join(sorted(form)),)
     if isinstance(value, form) and not (isinstance(value, bool) and form is int):
         return None
     words = {str: "text", int: "a whole number", bool: "true or false"}

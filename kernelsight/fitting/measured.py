@@ -1,4 +1,9 @@
-"""Fits the correction of one measured GPU to the residual of its expression, and applies it to rows of that GPU."""
+"""Fits the correction of one measured GPU to the residual of its expression, and applies it to rows of that GPU.
+
+What the network leaves of a small sweep goes to its points (:mod:`kernelsight.kernels.nearby`). Their length and noise
+are those with the least leave-one-out error (Rasmussen and Williams 2006, section 5.4.2). A family with more than
+MOST_POINTS points has none: its network alone is as good, and a pack stays small. Points are stored in float16.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +25,13 @@ from kernelsight.fitting.correction import (
     fit_correction,
 )
 from kernelsight.fitting.expressions import predict_family, read_rows
-from kernelsight.fitting.nearby import MOST_POINTS, fit_nearby
 from kernelsight.fitting.pack_rows import correction_arrays, nearby_rows
 from kernelsight.fitting.splits import LAYERS, site_names
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.features import features, names_of
 from kernelsight.kernels.kernel_constants import family_facts
 from kernelsight.kernels.latency_model import LatencyModel
-from kernelsight.kernels.nearby import Nearby, nearby_delta, nearby_of
+from kernelsight.kernels.nearby import Nearby, correlation, nearby_delta, nearby_of
 from kernelsight.kernels.network import correction, network_of, scaled
 
 # most rows of other GPUs, whose shapes the student sees, and of the GPU itself
@@ -40,6 +44,12 @@ STUDENTS = {"gemm": Student((40, 20), 48_000)}
 # error at other sites fell by 3 to 10 % of itself in six cells of 120 to 335 rows (H100, H200, L40S), and rose in one
 # of 540
 FEW_ROWS, SHARE_OF_FEW = 400, 0.75
+MOST_POINTS = 3000
+# most points of one kernel by which length and noise are chosen
+CHOOSING = 800
+LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+# standard deviation of repeated measurements over that of the residual
+NOISES = (0.05, 0.2, 0.5, 1.0)
 # fewest layers with which whole layers are held out: rows of one layer say nothing of another
 FEWEST_LAYERS = 2
 
@@ -99,6 +109,50 @@ def fit_measured(
         residual = log_ratio[target_rows] - correction(np, inputs, nodes_at(kernels, fit.nodes), network)
         nearby = fit_nearby(scaled(inputs, network), residual, kernels)
     return Measured(fit, nearby, base[target_rows], log_ratio[target_rows], kernels)
+
+
+def fit_nearby(inputs: np.ndarray, residual: np.ndarray, kernels: Sequence[str]) -> dict[str, Nearby]:
+    """Fit the points of each kernel; none with more than MOST_POINTS rows in all, or fewer than 3 points of a kernel.
+
+    ``inputs``: (rows, F) scaled features; ``residual``: (rows,), log(measured / predicted); ``kernels``: of each row.
+    Deterministic. Repeated rows are one point, at the mean of their residuals.
+    """
+    if residual.size > MOST_POINTS:
+        return {}
+    names = np.asarray(kernels)
+    fit_of_kernel = {
+        name: _fit_kernel(inputs[names == name], residual[names == name]) for name in np.unique(names).tolist()
+    }
+    return {name: nearby for name, nearby in fit_of_kernel.items() if nearby is not None}
+
+
+def _fit_kernel(inputs: np.ndarray, residual: np.ndarray) -> Nearby | None:
+    points, point_of_row = np.unique(np.asarray(inputs, np.float16).astype(float), axis=0, return_inverse=True)
+    count = np.bincount(point_of_row.ravel())
+    residual = np.bincount(point_of_row.ravel(), residual) / count
+    if residual.size < 3:
+        return None
+    chosen = np.unique(np.linspace(0, residual.size - 1, min(residual.size, CHOOSING)).round().astype(int))
+    tried = [
+        (_leave_one_out_error(points[chosen], residual[chosen], count[chosen], length, noise), length, noise)
+        for length in LENGTHS
+        for noise in NOISES
+    ]
+    _, length, noise = min(tried)
+    weights = np.linalg.solve(_covariance(points, count, length, noise), residual)
+    return Nearby(points, weights, length)
+
+
+def _leave_one_out_error(
+    points: np.ndarray, residual: np.ndarray, count: np.ndarray, length: float, noise: float
+) -> float:
+    """Return the mean absolute error at each point, predicted by the others."""
+    inverse = np.linalg.inv(_covariance(points, count, length, noise))
+    return float(np.abs(inverse @ residual / np.diag(inverse)).mean())
+
+
+def _covariance(points: np.ndarray, count: np.ndarray, length: float, noise: float) -> np.ndarray:
+    return correlation(points, points, length) + np.diag(noise**2 / count)
 
 
 def correct(

@@ -114,6 +114,7 @@ _REGISTRY = (
         decode.LATENT_FEATURES,
         decode.LATENT_COLUMNS,
         launched_by=("mla",),
+        kernel_column="latent_backend",
     ),
     Family(
         "sparse_attention",

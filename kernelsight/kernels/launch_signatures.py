@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernelsight.dataflow.node_runs import Reader
 
 # columns of deployment_settings that a call's time rests on, and that its call table lacks
-PRICED_BY = ("tier", "engine_version", "attention_backend", "moe_backend", "power_limit_w")
+PRICED_BY = ("tier", "engine_version", "attention_backend", "moe_backend", "latent_backend", "power_limit_w")
 
 
 @reads("family_calls")

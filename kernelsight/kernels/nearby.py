@@ -2,7 +2,7 @@
 
 delta = k(x, X) alpha with k = exp(-|x - X| / length) over the points of one kernel, 0 far from all of them: a measured
 call is predicted by its measurement up to the noise, a call between two points by both (kriging; Rasmussen and
-Williams, Gaussian Processes for Machine Learning, 2006, chapter 2). :mod:`kernelsight.fitting.nearby` fits the weights.
+Williams, Gaussian Processes for Machine Learning, 2006, chapter 2). :mod:`kernelsight.fitting.measured` fits them.
 """
 
 from __future__ import annotations

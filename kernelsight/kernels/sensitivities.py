@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kernelsight.dataflow.python_nodes import produces, reads
-from kernelsight.kernels.energy import has_limit
-from kernelsight.kernels.gpu_power import power_of_gpus
+from kernelsight.kernels.energy import has_limit, power_of_gpus
 from kernelsight.kernels.hardware import MATH
 from kernelsight.kernels.latency import columns_read, evaluate_calls, under_power_limits
 from kernelsight.kernels.launch_signatures import launched_families

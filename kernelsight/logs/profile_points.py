@@ -38,12 +38,20 @@ def profile_points(paths: Sequence[Path], gpu: str | None, columns: Mapping[str,
     """Yield the measured kernels of profiles by GPU and family; rows that cannot be used are counted by reason.
 
     ``gpu``: that of the profiles where they name none; ``columns``: column of the file by column of ``sweep_points``,
-    as ``compare --columns`` has them. InvalidInput: no GPU, no shapes, or a column that is missing.
+    as ``compare --columns`` has them, beside others with our names. InvalidInput: no GPU, no shapes, or no such column.
     """
     for path in paths:
-        mapped = columns or _own_columns(open_log(path))
-        batches = _of_table(path, mapped, gpu) if mapped else _of_profile(open_log(path), gpu)
+        file = open_log(path)
+        mapped = _ours(file, columns) if columns else _own_columns(file)
+        batches = _of_table(path, mapped, gpu) if mapped else _of_profile(file, gpu)
         yield from (batch for batch in batches if batch.rows.height or batch.dropped)
+
+
+def _ours(file: LogFile, mapped: Mapping[str, str]) -> dict[str, str]:
+    """Return columns by our name: as ``mapped``, and those of a table that have our names and are not mapped."""
+    taken = {source_of(name, column).column for name, column in mapped.items()}
+    own = [name for name in file.columns if name in KNOWN and name not in taken] if file.kind == "text" else []
+    return {**dict(zip(own, own, strict=True)), **mapped}
 
 
 def _own_columns(file: LogFile) -> dict[str, str] | None:
@@ -53,7 +61,7 @@ def _own_columns(file: LogFile) -> dict[str, str] | None:
     """
     if file.kind != "text" or not proposed_columns(file.columns, form="kernels").keys() | set(file.columns) & SIZES:
         return None
-    own = {name: name for name in file.columns if name in KNOWN}
+    own = _ours(file, {})
     proposed = proposed_columns([name for name in file.columns if name not in own], own, "kernels")
     if not (own.keys() | proposed.keys()) & SIZES or "latency_us" not in own.keys() | proposed.keys():
         return None

@@ -24,7 +24,7 @@ Sample = tuple[str, str, str, float | None, float]
 
 def _recognises(file: LogFile) -> bool:
     if file.kind == "json":
-        return {"data.resultType", "data.result[].metric"} <= file.fields
+        return "data.resultType" in file.fields or {"status", "errorType"} <= file.fields
     return file.kind == "text" and "\n# TYPE " in "\n" + file.text
 
 

@@ -12,8 +12,8 @@ import polars as pl
 
 from kernelsight.catalog.tables import catalogue_yaml
 from kernelsight.dataflow.databases import cursor_for_values, first_line, literal, quote
+from kernelsight.files.row_faults import Faults
 from kernelsight.logs.files import DAMAGED, LogFile, documents, unusable
-from kernelsight.logs.json_rows import json_rows
 from kernelsight.logs.log_run import FILE_ROW, LogFormat, LogRun
 from kernelsight.logs.plain import EARLIEST_UNIX, count_ragged, csv_source
 from kernelsight.logs.reports import statistics_of_result
@@ -22,6 +22,7 @@ from kernelsight.logs.steps import finish_steps
 from kernelsight.logs.summaries import statistics_of_requests
 from kernelsight.logs.windows import windows_of
 
+LONGEST_RECORD = 1 << 25  # bytes; each thread reads into two buffers of this size
 # metric of production_windows of a form's samples: power of a GPU, W
 POWER = "DCGM_FI_DEV_POWER_USAGE"
 
@@ -113,6 +114,45 @@ def _run(file: LogFile, form: Mapping[str, Any], exports: Sequence[LogFile]) -> 
 
 def _json_rows(file: LogFile, form: Mapping[str, Any], columns: str, run: LogRun) -> pl.DataFrame:
     return json_rows(file, _types(form["fields"]), columns, form["is_record"], run.faults)
+
+
+def json_rows(
+    file: LogFile, fields: Mapping[str, str], columns: str, is_record: str, faults: Faults | None = None
+) -> pl.DataFrame:
+    """Return ``columns``, a SQL select list over the file's JSON objects with ``fields`` (DuckDB types by name).
+
+    Other fields are not read. The column ``line`` is the number of the record from 1. A line that is no object, or
+    for which the SQL boolean ``is_record`` is not true, is counted in ``faults`` as unreadable_line.
+    InvalidInput: damaged compression, a single document that is not JSON, or no record at all.
+    """
+    connection = cursor_for_values()
+    try:
+        # one pass over the file, which keeps only the selected columns
+        query = f"select line, coalesce({is_record}, false) as whole, {columns} from ({_scan(file, fields)})"
+        frame = connection.sql(query).pl()
+    except (duckdb.IOException, duckdb.InvalidInputException) as problem:
+        raise unusable(file.path, f"is damaged or cut off ({first_line(problem)})", DAMAGED) from None
+    finally:
+        connection.close()
+    unreadable = frame.filter(~pl.col("whole"))
+    if unreadable.height == frame.height:
+        raise unusable(file.path, f"has no record with the fields of its format in {frame.height} lines", DAMAGED)
+    if faults is not None:
+        faults.add("unreadable_line", unreadable.height, f"line {unreadable['line'][0]}" if unreadable.height else None)
+    return (frame.filter("whole") if unreadable.height else frame).drop("whole")
+
+
+def _scan(file: LogFile, fields: Mapping[str, str]) -> str:
+    """Return the query of a file's objects, numbered from 1; lines that are not objects have all fields null."""
+    start = file.text.lstrip()[:1]
+    layout = "newline_delimited" if file.by_line or start not in "[{" else "array" if start == "[" else "unstructured"
+    ignore_errors = "true" if layout == "newline_delimited" else "false"
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in fields.items())
+    return (
+        f"select row_number() over () as line, * from read_json({file.sql_path}, format='{layout}', "
+        f"columns={{{columns}}}, ignore_errors={ignore_errors}, maximum_object_size={LONGEST_RECORD}, "
+        f"compression='{'gzip' if file.compressed else 'none'}')"
+    )
 
 
 def _types(fields: Mapping[str, Any]) -> dict[str, str]:

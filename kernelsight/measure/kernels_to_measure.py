@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from kernelsight.errors import unknown
 from kernelsight.kernels.portability import in_danger
+from kernelsight.measure.points_to_measure import KERNEL
 from kernelsight.measure.suite import FAMILIES, SUSTAINED, number_formats
 from kernelsight.measure.timing import WORKED_SECONDS
 from kernelsight.number_format import number
@@ -32,18 +32,6 @@ CHUNKS = tuple(itertools.product((128, 512, 2048, 8192), (0, 8192)))
 SETUP_SECONDS, REPLAYS, REPLAY_US, LEAST_LAUNCHES = 0.2, 40, 1000.0, 4
 # least share of the models' time from which a family is reported as unmeasured
 LEAST_SHARE = 0.005
-# half width of a 90 % interval in standard deviations of a normal error
-INTERVAL_SIGMAS = 1.645
-# a rotary call does not record its head size: the first of these that divides its columns is taken
-HEAD_WIDTHS = (128, 64, 96, 80, 32, 16, 2)
-# implementations that represent a family's calls in a suite
-KERNELS = {"norm": ("fused_add_rms_norm",), "sampling": ("top_k_top_p",), "quantize": ("quantize_per_token",)}
-# our own kernels of these represent no engine's
-KERNELS |= {"mla_decode": ()}
-# libraries with prefill and decode attention; the first is the default
-ATTENTION = ("flashinfer", "flash_attention_vllm", "torch_sdpa")
-# what names the kernel of a point
-KERNEL = ("family", "implementation", "dtype")
 # the cost of a launch without work: the first second of every plan
 LAUNCHES = {"family": "launch", "implementation": ["empty_graph", "graph_launch", "eager_launch"]}
 # sums of decimals do not depend on the order of rows, so that equal plans have equal points
@@ -101,24 +89,6 @@ def _steps() -> list[dict[str, Any]]:
     return [{**step, "step_shape_id": number} for number, step in enumerate(steps)]
 
 
-def attention_of(name: str | None) -> str:
-    """Return the library to measure attention with, by default the first; UnknownName if there is no such one."""
-    if name is not None and name not in ATTENTION:
-        raise unknown("attention library", name, ATTENTION, f"Known: {', '.join(ATTENTION)}.")
-    return name or ATTENTION[0]
-
-
-def measurable(calls: Sequence[Mapping[str, Any]], attention: str = ATTENTION[0]) -> list[dict[str, Any]]:
-    """Return the points that represent calls: one per kernel and shape, with the sum of the calls' weights."""
-    points: dict[str, dict[str, Any]] = {}
-    for call in calls:
-        for point in _points_of(call, attention):
-            key = json.dumps([*(point[name] for name in KERNEL), point["shape"]])
-            point_of_shape = points.setdefault(key, {**point, "weight": 0.0})
-            point_of_shape["weight"] += call["weight"]
-    return list(points.values())
-
-
 def of_families(points: Sequence[dict[str, Any]], words: str | None) -> list[dict[str, Any]]:
     """Return the points of the comma-separated families, or of all if none is named; UnknownName: no such family."""
     names = [name.strip() for name in (words or "").split(",") if name.strip()]
@@ -142,36 +112,6 @@ def shares_unmeasured(calls: Sequence[Mapping[str, Any]], points: Sequence[Mappi
     total = sum(call["weight"] for call in calls)
     shares = {family: weight / total for family, weight in unmeasured.items() if weight > LEAST_SHARE * total}
     return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
-
-
-def _points_of(call: Mapping[str, Any], library: str) -> list[dict[str, Any]]:
-    family = FAMILIES.get(call["family"])
-    if family is None:
-        return []
-    shape = {name: size for name, size in call["shape"].items() if size is not None}
-    attention = call["family"].endswith("attention")
-    # for attention the suite gives the KV cache's format; queries are bfloat16
-    dtype = f"bf16/{call['format']}" if attention else call["format"] or family.dtypes[0]
-    sizes = family.defaults | {name: shape[name] for name in (*family.sizes, *family.defaults) if name in shape}
-    if "head_dim" in family.sizes and "head_dim" not in shape:
-        sizes["head_dim"] = next(width for width in (*HEAD_WIDTHS, 1) if shape["columns"] % width == 0)
-    if dtype not in family.dtypes or any(name not in sizes for name in family.sizes):
-        return []
-    kernels = (library,) if attention else KERNELS.get(call["family"], family.implementations[:1])
-    half = max(float(call["half"]), 1e-3)
-    return [
-        {
-            "family": call["family"],
-            "implementation": kernel,
-            "dtype": dtype,
-            # in serving, weights and KV caches are cold, activations were just written
-            "cache": "cold" if call["family"] in ("gemm", "batched_gemm") else family.caches[-1],
-            "shape": sizes,
-            "latency_us": float(call["latency_us"]),
-            "deviation": half / INTERVAL_SIGMAS,
-        }
-        for kernel in kernels
-    ]
 
 
 def features_of_points(points: Sequence[Mapping[str, Any]], gpu: str, gpus: pa.Table) -> list[np.ndarray]:

@@ -11,10 +11,11 @@ from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.types import arrow_type
 from kernelsight.files.own import own_json, own_text
 from kernelsight.measure.device import FLUSH_CACHES, Identity, Kernel
-from kernelsight.measure.suite import Point, number_formats
+from kernelsight.measure.suite import PAGED_PREFILL, Point, number_formats
 from kernelsight.measure.timing import Timing
 
 SOURCE = "kernelsight calibrate measure"
+NOT_FITTED = {PAGED_PREFILL: "its products run on CUDA cores, those of engines on tensor cores"}
 
 
 @cache
@@ -60,7 +61,7 @@ def row_of(point: Point, kernel: Kernel, timing: Timing, device: Identity) -> di
         "power_w": timing.power_w,
         "driver": device.driver,
         "versions": versions_of(device),
-        "not_fitted": timing.fault,
+        "not_fitted": timing.fault or NOT_FITTED.get(kernel.implementation),
         "source": SOURCE,
     }
 

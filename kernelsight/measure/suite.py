@@ -18,6 +18,7 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.files.bounded_values import read_json
 from kernelsight.files.budget import ROWS
 from kernelsight.files.numbers import is_number
+from kernelsight.measure.library_kernels import of_family
 
 
 class Family(NamedTuple):
@@ -40,15 +41,16 @@ SUSTAINED = "sustained"
 _ROWS = ("rows", "columns")
 _PREFILL = ("batch", "new_tokens", "heads", "kv_heads", "head_dim")
 _DECODE = ("batch", "context", "heads", "kv_heads", "head_dim")
-_ATTENTION = ("torch_sdpa", "flashinfer", "cudnn_frontend", "flash_attention_vllm")
-# our own kernels, for which no library is needed
-PAGED, PAGED_MLA, GROUPED = "paged_decode", "paged_mla_decode", "grouped_products"
+# our own kernels that no engine runs: for them no library is needed
+PAGED, PAGED_PREFILL, PAGED_MLA, GROUPED = "paged_decode", "paged_prefill", "paged_mla_decode", "grouped_products"
+OF_NO_ENGINE = frozenset({PAGED, PAGED_PREFILL, PAGED_MLA, GROUPED})
 _BYTES = ("bytes",)
 _CACHES = ("bf16/bf16", "bf16/fp8")
 # kernels that read an 8-bit cache with 8-bit queries: their arithmetic is 8-bit too
 EIGHT_BIT_QUERIES = frozenset({"flash_attention_3", "flash_attention_4"})
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _COPIES = ("memcpy_device", "memcpy_h2d_pinned", "memcpy_d2h_pinned", "memcpy_h2d_pageable", "memcpy_d2h_pageable")
-FAMILIES: dict[str, Family] = {
+_OWN: dict[str, Family] = {
     "gemm": Family(("m", "n", "k"), ("cublas",), ("bf16", "fp16", "fp8", "int8"), others=(SUSTAINED,)),
     "batched_gemm": Family(("batch", "m", "n", "k"), ("cublas",), ("bf16", "fp16")),
     "norm": Family(_ROWS, ("rms_norm", "fused_add_rms_norm")),
@@ -62,24 +64,62 @@ FAMILIES: dict[str, Family] = {
     "copy": Family(_BYTES, _COPIES, ("bytes",), caches=("cold",)),
     "launch": Family((), ("graph_launch", "eager_launch", "empty_graph"), ("none",), caches=("warm",)),
     "prefill_attention": Family(
-        _PREFILL, _ATTENTION, _CACHES, caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
+        _PREFILL, (PAGED_PREFILL,), _CACHES, caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
     ),
-    "decode_attention": Family(_DECODE, (*_ATTENTION, PAGED), _CACHES, caches=("cold",), defaults={"window": 0}),
+    "decode_attention": Family(_DECODE, (PAGED,), _CACHES, caches=("cold",), defaults={"window": 0}),
+    "mla_prefill": Family(
+        ("batch", "new_tokens", "heads", "head_dim", "v_head_dim"),
+        *((), ()),
+        caches=("warm",),
+        defaults={"cached_tokens": 0},
+    ),
     "mla_decode": Family(
         ("batch", "context", "heads", "kv_lora_rank", "rope_dim"), (PAGED_MLA,), ("bf16/bf16",), caches=("cold",)
     ),
     "moe": Family(
         ("tokens", "hidden", "intermediate", "experts", "top_k"),
-        ("fused_moe_vllm", GROUPED),
-        ("bf16", "fp8_block"),
+        (GROUPED,),
         caches=("cold",),
         defaults={"moe_tp": 1, "moe_ep": 1, "expert_matrices": 3},
     ),
-    "p2p": Family(("bytes", "gpus"), ("memcpy_peer",), ("bf16",), caches=("warm",)),
-    **dict.fromkeys(
-        ("all_reduce", "all_gather", "reduce_scatter"), Family(("bytes", "gpus"), ("nccl",), caches=("warm",))
+    "encoder_attention": Family(
+        ("batch", "new_tokens", "heads", "head_dim"), (), (), caches=("warm",), defaults={"cached_tokens": 0}
     ),
+    "sparse_attention": Family(
+        ("batch", "new_tokens", "queries", "pairs", "heads", "width"),
+        *((), ()),
+        caches=("cold",),
+        defaults={"cached_tokens": 0},
+    ),
+    "linear_attention": Family(
+        ("rows", "columns", "sequences", "heads", "kv_heads", "head_dim", "v_head_dim"),
+        *((), ()),
+        caches=("cold",),
+        defaults={"width": 0},
+    ),
+    "p2p": Family(("bytes", "gpus"), ("memcpy_peer",), ("bf16",), caches=("warm",)),
+    **dict.fromkeys(COLLECTIVES, Family(("bytes", "gpus"), ("nccl",), caches=("warm",))),
 }
+# kernels that need no serving library, by family, and their formats
+OWN = {name: family.implementations for name, family in _OWN.items()}
+OWN_DTYPES = {name: family.dtypes for name, family in _OWN.items()}
+
+
+def _with_libraries(name: str, family: Family) -> Family:
+    """Return a family with the kernels of libraries, those first that stand in for an engine's."""
+    kernels = of_family(name)
+    implementations = [kernel.implementation for kernel in kernels]
+    stand_in = set(family.implementations) - OF_NO_ENGINE
+    ordered = (*family.implementations, *implementations) if stand_in else (*implementations, *family.implementations)
+    dtypes = dict.fromkeys([*family.dtypes, *(dtype for kernel in kernels for dtype in kernel.formats)])
+    return family._replace(implementations=ordered, dtypes=tuple(dtypes))
+
+
+FAMILIES: dict[str, Family] = {name: _with_libraries(name, family) for name, family in _OWN.items()}
+
+
+# (format, arithmetic) of labels that do not begin with their arithmetic
+OTHER_FORMATS = {"nvfp4": ("nvfp4", "fp4"), "w4a16_mxfp4": ("mxfp4", "bf16")}
 
 
 def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[str | None, str | None]:
@@ -89,8 +129,8 @@ def number_formats(family: str, dtype: str, implementation: str = "") -> tuple[s
         if implementation in EIGHT_BIT_QUERIES:
             return stored, stored
         return stored, math
-    if family in ("gemm", "batched_gemm", "moe"):
-        return dtype, dtype.partition("_")[0]
+    if family in ("gemm", "batched_gemm", "moe", "linear_attention"):
+        return OTHER_FORMATS.get(dtype, (dtype, dtype.partition("_")[0]))
     return (dtype, None) if dtype in ("bf16", "fp16", "fp32", "fp8", "int8") else (None, None)
 
 

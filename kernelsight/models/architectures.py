@@ -8,12 +8,14 @@ reads, the fields of their config with kinds, ranges and defaults, and expressio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kernelsight import errors
+from kernelsight.caches.disk_cache import cached_for_program
+from kernelsight.catalog.tables import contracts, program
 from kernelsight.errors import InvalidInput
 from kernelsight.files.bounded_files import read_text
 from kernelsight.files.bounded_values import parse_yaml
@@ -24,20 +26,20 @@ from kernelsight.models.expressions import Expression
 from kernelsight.models.field_files import FIELD, SCALAR, FieldFile, FieldScope
 from kernelsight.number_format import number
 
-if TYPE_CHECKING:
-    from kernelsight.dataflow.types import Column
-
 FOLDER = Path(__file__).parent.parent / "catalog" / "architectures"
 # far above any model: a typo must not make a list of a billion layers
 MOST_LAYERS = 10_000
+# what the sides of a further product are multiples of: numbers of a layer on one GPU
+UNITS = ("one", "heads", "kv_heads", "intermediate", "shared_intermediate")
 EXPRESSIONS = {"*": SCALAR}
+SIDE = [SCALAR, dict.fromkeys(UNITS[1:], SCALAR)]
 SECTIONS = {
     **{"architectures": [str], "like": [str, [str]], "source": str},
     "fields": {"*": [SCALAR, FIELD]},
     **{"layers": EXPRESSIONS, "columns": EXPRESSIONS, "modules": {"*": [str]}},
-    "products": {"*": {"for": [str], "format": str, "n": [SCALAR, EXPRESSIONS], "k": [SCALAR, EXPRESSIONS]}},
-    "checks": [{"holds": SCALAR, "field": str, "expected": str}],
-    "notes": [{"when": SCALAR, "note": str}],
+    "products": {"*": {"for!": [str], "format": {"attention", "ffn", "expert", "dtype"}, "n!": SIDE, "k!": SIDE}},
+    "checks": [{"holds!": SCALAR, "field!": str, "expected!": str}],
+    "notes": [{"when": SCALAR, "note!": str}],
 }
 """Form of a file; see :func:`~kernelsight.files.forms.misfit`."""
 KINDS_OF_LAYERS = ("count", "attention", "ffn")
@@ -47,11 +49,16 @@ SIZES = (
     *("shared_intermediate", "index_heads", "expert_hidden", "compression", "shared_cache"),
     "value_projections",
 )
-# what the sides of a further product are multiples of: numbers of a layer on one GPU
-UNITS = ("one", "heads", "kv_heads", "intermediate", "shared_intermediate")
 TYPES = {"int64": (int, "a whole number"), "string": (str, "text"), "bool": (bool, "true or false")}
 # names in expressions that are no fields
 BOUND = ("layer", "layer_count")
+# columns of ``models`` that no architecture states: names, formats, and what is read beside
+BESIDE = frozenset(
+    """
+    model huggingface_id architecture layer_count dtype notes source mtp_format
+    attention_format ffn_format expert_format activation_scales kv_cache_format
+    """.split()
+)
 
 
 class Shape(NamedTuple):
@@ -61,38 +68,34 @@ class Shape(NamedTuple):
     attention: list[str]  # of each layer, as ``model_layers`` names them
     ffn: list[str]  # of each layer
     sizes: list[dict[str, Any]]  # of each layer: those that differ from the model's, and its further products
-    notes: tuple[str, ...]  # sentences on what is not modelled
+    notes: list[str]  # sentences on what is not modelled
     modules: dict[str, list[str]]  # module names of matrices by class
 
 
-class Check(NamedTuple):
-    """A condition on a config: the field to blame where it does not hold, and what it must be."""
-
-    holds: Expression
-    field: str
-    expected: str
-
-
 class Product(NamedTuple):
-    """A matrix product that some layers have beyond those of their kind: sides n and k, in multiples of units."""
+    """A matrix product that some layers have beyond those of their kind; ``sides``: n and k, in multiples of units."""
 
     name: str
-    kinds: tuple[str, ...]  # of attention or feed-forward
+    kinds: frozenset[str]  # of attention or feed-forward
     format: str
-    sides: tuple[tuple[Expression, str], tuple[Expression, str]]
+    sides: dict[str, tuple[Expression, str]]
 
 
 class Architecture(NamedTuple):
-    """A family of architectures, as its file and those that it is like declare it."""
+    """A family of architectures, as its file and those that it is like declare it.
+
+    ``checks``: a condition, the field to blame where it does not hold, and what it must be; ``notes``: a condition, and
+    a sentence where it holds.
+    """
 
     origin: str
     fields: dict[str, Field]
     layers: dict[str, Expression]
     columns: dict[str, Expression]
-    products: tuple[Product, ...]
+    products: list[Product]
     modules: dict[str, list[str]]
-    checks: tuple[Check, ...]
-    notes: tuple[tuple[Expression, str], ...]
+    checks: list[tuple[Expression, str, str]]
+    notes: list[tuple[Expression, str]]
 
 
 def architecture_of(name: object, label: str, own: Path | None = None) -> Architecture:
@@ -111,9 +114,6 @@ def architecture_of(name: object, label: str, own: Path | None = None) -> Archit
 @cache
 def _files() -> dict[str, dict[str, Any]]:
     """Return the content of every file of the catalogue by its stem."""
-    from kernelsight.caches.disk_cache import cached_for_program
-    from kernelsight.catalog.tables import program
-
     paths = sorted(FOLDER.glob("*.yaml"))
     return cached_for_program(program(), "architectures", lambda: {path.stem: _content(path) for path in paths})
 
@@ -146,60 +146,76 @@ def _known(stem: str) -> Architecture:
 def _architecture(stem: str, files: Mapping[str, dict[str, Any]], own: str = "") -> Architecture:
     """Return the compiled architecture of a file, merged with those that it is like; ``own``: the user's file."""
     merged = _merged(stem, files)
-    reading = _ArchitectureFile(stem if stem == own else f"{stem}.yaml", merged["text"])
-    fields = reading.fields(merged["fields"], BOUND)
-    own_columns = _own_columns()
+    reading = FieldFile("architecture file", stem if stem == own else f"{stem}.yaml", merged["text"])
+    fields, read = reading.fields(merged["fields"], BOUND), reading.expression
     for section, may, must in (
         ("layers", {*KINDS_OF_LAYERS, *SIZES}, KINDS_OF_LAYERS),
-        ("columns", {each.name for each in own_columns}, [each.name for each in own_columns if not each.nullable]),
+        ("columns", set(_own_columns()), [name for name, (*_, nullable) in _own_columns().items() if not nullable]),
     ):
         if unknown := sorted(set(merged[section]) - may):
             near = " or ".join(errors.nearest(unknown[0], may)) or "another name"
             raise reading.wrong(unknown[0], f"there is none among {section}; did you mean {near}?")
         if missing := [name for name in must if name not in merged[section]]:
             raise reading.wrong(section, f"they lack {', '.join(missing)}; be like decoder, or state them")
+    for check in merged["checks"]:
+        if check["field"] not in fields:
+            raise reading.wrong("checks", f"there is no field {check['field']!r}")
     return Architecture(
         reading.origin,
         fields,
-        {name: reading.expression(name, value) for name, value in merged["layers"].items()},
-        {name: reading.expression(name, value) for name, value in merged["columns"].items()},
-        tuple(reading.product(name, value) for name, value in merged["products"].items()),
+        {name: read(name, value) for name, value in merged["layers"].items()},
+        {name: read(name, value) for name, value in merged["columns"].items()},
+        [_product(reading, name, stated) for name, stated in merged["products"].items()],
         merged["modules"],
-        tuple(reading.check(entry) for entry in merged["checks"]),
-        tuple(
-            (reading.expression("when", entry.get("when", True)), entry.get("note", "")) for entry in merged["notes"]
-        ),
+        [(read("holds", check["holds"]), check["field"], check["expected"]) for check in merged["checks"]],
+        [(read("when", entry.get("when", True)), entry["note"]) for entry in merged["notes"]],
     )
 
 
-@cache
-def _own_columns() -> tuple[Column, ...]:
-    """Return the columns of ``models`` that an architecture states: not its name, formats, or what is read beside."""
-    from kernelsight.catalog.tables import contracts
+def _product(reading: FieldFile, name: str, stated: Mapping[str, Any]) -> Product:
+    kinds, sides = frozenset(stated["for"]), {}
+    if unknown := kinds - {*_kinds("attention"), *_kinds("ffn")}:
+        raise reading.wrong(name, f"no layer is of kind {min(unknown)!r}")
+    for side in ("n", "k"):
+        value = stated[side] if isinstance(stated[side], dict) else {"one": stated[side]}
+        if len(value) != 1:
+            raise reading.wrong(name, f"{side} is an expression, or one for one of {', '.join(UNITS[1:])}")
+        ((unit, size),) = value.items()
+        sides[side] = reading.expression(name, size), unit
+    return Product(name, kinds, stated.get("format", "ffn"), sides)
 
-    beside = """
-        model huggingface_id architecture layer_count dtype notes source mtp_format
-        attention_format ffn_format expert_format activation_scales kv_cache_format
-    """.split()
-    return tuple(column for column in contracts()["models"].columns if column.name not in beside)
+
+@cache
+def _own_columns() -> dict[str, tuple[type, str, bool]]:
+    """Return the columns of ``models`` that an architecture states: type, its words, and whether they may be null."""
+    columns = (column for column in contracts()["models"].columns if column.name not in BESIDE)
+    return {column.name: (*TYPES[column.type], column.nullable) for column in columns}
 
 
 @cache
 def _kinds(name: str) -> tuple[str, ...]:
     """Return the kinds of attention, or of ``ffn``, that a layer may have, as ``model_layers`` declares them."""
-    from kernelsight.catalog.tables import contracts
-
     return next(column.allowed for column in contracts()["model_layers"].columns if column.name == name)
 
 
 def _merged(stem: str, files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the sections of a file over those of the files that it is like; lists are joined, mappings updated."""
+    """Return the sections of a file over those of the files that it is like: mappings updated, its own lists first.
+
+    Of a field, a plain value states the default, and ``required`` takes it away.
+    """
     merged: dict[str, Any] = {name: {} for name in ("fields", "layers", "columns", "products", "modules")}
     merged |= {"checks": [], "notes": []}
     for part in _lineage(stem, files, ()):
-        for name, value in merged.items():
-            added = files[part].get(name, type(value)())
-            merged[name] = added + value if isinstance(value, list) else value | _declared(name, value, added)
+        stated = files[part]
+        for name, value in stated.get("fields", {}).items():
+            field = merged["fields"].get(name, {}) | (value if isinstance(value, dict) else {"default": value})
+            if field.pop("required", False):
+                field.pop("default", None)
+            merged["fields"][name] = field
+        for name in ("layers", "columns", "products", "modules"):
+            merged[name] |= stated.get(name, {})
+        for name in ("checks", "notes"):
+            merged[name] = stated.get(name, []) + merged[name]
     return merged | {"text": files[stem]["text"]}
 
 
@@ -213,171 +229,100 @@ def _lineage(stem: str, files: Mapping[str, dict[str, Any]], below: tuple[str, .
     return [*dict.fromkeys(name for line in above for name in line), stem]
 
 
-def _declared(section: str, known: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Return declarations over known ones; of fields, a plain value states a default, ``required`` takes it away."""
-    if section != "fields":
-        return dict(added)
-    fields = {}
-    for name, value in added.items():
-        field = known.get(name, {}) | (value if isinstance(value, dict) else {"default": value})
-        if field.pop("required", False):
-            field.pop("default", None)
-        fields[name] = field
-    return fields
-
-
-class _ArchitectureFile(FieldFile):
-    """The reading of an architecture file: its products and checks."""
-
-    kind = "architecture file"
-
-    def product(self, name: str, declared: Any) -> Product:
-        """Return a further product of layers."""
-        declared = {"format": "ffn"} | declared
-        kinds, known = declared.get("for"), {*_kinds("attention"), *_kinds("ffn")}
-        if set(declared) != {"for", "format", "n", "k"} or not set(kinds) <= known:
-            raise self.wrong(name, "a product states for (kinds of layers), n, k, and format")
-        if declared["format"] not in ("attention", "ffn", "expert", "dtype"):
-            raise self.wrong(name, "the format of a product is attention, ffn, expert or dtype")
-        sides = []
-        for side in ("n", "k"):
-            value = declared[side] if isinstance(declared[side], dict) else {"one": declared[side]}
-            if len(value) != 1 or not set(value) <= set(UNITS):
-                raise self.wrong(name, f"{side} is an expression, or one for each of {', '.join(UNITS[1:])}")
-            sides += [(self.expression(name, expression), unit) for unit, expression in value.items()]
-        return Product(name, tuple(kinds), declared["format"], (sides[0], sides[1]))
-
-    def check(self, entry: Any) -> Check:
-        """Return a condition on a config."""
-        if set(entry) != set(Check._fields) or entry["field"] not in self.known:
-            raise self.wrong("checks", f"each has {', '.join(Check._fields)}, and its field is a declared one")
-        return Check(self.expression("holds", entry["holds"]), str(entry["field"]), str(entry["expected"]))
-
-
-class _Scope(FieldScope):
-    """The values that expressions of an architecture refer to: also its layers, and functions over them."""
-
-    def __init__(self, architecture: Architecture, config: ConfigFields) -> None:
-        super().__init__(architecture.fields, config)
-        self.architecture = architecture
-        self.attention: list[str] = []
-        self.ffn: list[str] = []
-        self["count"] = lambda kind: self.attention.count(kind) + self.ffn.count(kind)
-        self["yarn"] = lambda positions: longest_context(config, positions)
-
-    def __missing__(self, name: str) -> Any:
-        if name != "layer_count":
-            return super().__missing__(name)
-        count = self.architecture.layers["count"]
-        layers = self.value(count)
-        if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
-            expected = f"of 1 to {number(MOST_LAYERS)} layers"
-            raise FieldScope.wrong(self, (*count.names, "count")[0], f"{layers} layers", expected)
-        self["layer_count"] = layers
-        return layers
-
-    def wrong(self, name: str, value: Any, expected: str) -> InvalidInput:
-        """Return the error for a field with an unusable value."""
-        field = self.fields.get(name)
-        if field is not None and field.kind == "kinds" and isinstance(value, int):
-            value, expected = f"{value} entries", f"a list of num_hidden_layers ({self['layer_count']}) entries"
-        return super().wrong(name, value, expected)
-
-
 def shape_of(architecture: Architecture, config: ConfigFields) -> Shape:
     """Return the shape that an architecture makes of a config; InvalidInput: a field is missing or has another value.
 
     A sliding window as long as the context sees everything, so that its layers are full.
     """
-    scope = _Scope(architecture, config)
-    scope.attention, scope.ffn = (
-        list(_of_layers(scope, architecture.layers[name], name, known))
-        for name, known in (("attention", _kinds("attention")), ("ffn", _kinds("ffn")))
-    )
-    sizes = [_sizes_of(scope, layer) for layer in range(scope["layer_count"])]
-    for name, field in architecture.fields.items():
-        # lists of layers are checked whether or not an expression reads them
-        is_listed = field.kind in ("kinds", "numbers") and field.place(config) is not None
-        value = scope[name] if is_listed else []
-        if field.kind == "kinds" and len(value) not in (0, scope["layer_count"]):
-            raise scope.wrong(name, len(value), "")
-        if field.kind == "numbers" and value and max(value) >= field.least + scope["layer_count"]:
-            last = field.least + scope["layer_count"] - 1
-            raise scope.wrong(name, max(value), f"numbers of layers, {field.least} to {last}")
-    evaluated = {name: each for name, each in architecture.columns.items() if name != "sliding_window"}
-    columns = {"layer_count": scope["layer_count"], "sliding_window": None}
-    columns["max_positions"] = _whole(scope, "max_positions", evaluated.pop("max_positions"))
-    if "sliding" in scope.attention:
-        window = _whole(scope, "sliding_window", architecture.columns["sliding_window"])
+    kinds: dict[str, list[str]] = {"attention": [], "ffn": []}
+    scope = FieldScope(architecture.fields, config)
+    scope["count"] = lambda kind: kinds["attention"].count(kind) + kinds["ffn"].count(kind)
+    scope["yarn"] = lambda positions: longest_context(config, positions)
+    count = architecture.layers["count"]
+    layers = scope["layer_count"] = scope.value(count)
+    if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+        expected = f"of 1 to {number(MOST_LAYERS)} layers"
+        raise scope.wrong((*count.names, "count")[0], f"{layers} layers", expected)
+    for name in kinds:
+        kinds[name] = [_kind_of(scope, architecture, name, layer) for layer in range(layers)]
+    sizes = [_sizes_of(scope, architecture, layer, {of[layer] for of in kinds.values()}) for layer in range(layers)]
+    _check_lists(scope, layers)
+    columns = {"layer_count": layers, "sliding_window": None}
+    columns["max_positions"] = _whole(scope, architecture, "max_positions", architecture.columns["max_positions"])
+    if "sliding" in kinds["attention"]:
+        window = _whole(scope, architecture, "sliding_window", architecture.columns["sliding_window"])
         if window >= columns["max_positions"]:
-            scope.attention = ["full" if kind == "sliding" else kind for kind in scope.attention]
+            kinds["attention"] = ["full" if kind == "sliding" else kind for kind in kinds["attention"]]
         else:
             columns["sliding_window"] = window
-    columns |= {name: scope.value(each) for name, each in evaluated.items()}
-    for column in _own_columns():
-        value = columns.get(column.name)
-        kind, words = TYPES[column.type]
-        if type(value) is not kind and not (value is None and column.nullable):
-            raise _wrong_value(scope, column.name, value, words)
-    for check in architecture.checks:
-        if not scope.value(check.holds):
-            stated = architecture.fields[check.field].place(config)
-            value = stated[0].values[stated[1]] if stated else scope[check.field]
-            expected = _filled(check.expected, scope, lambda name: f"{scope.spelling(name)} ({scope[name]})")
-            raise errors.config_field_wrong(*architecture.fields[check.field].label_name(config), value, expected)
-    notes = tuple(
-        _filled(note, scope, lambda name: number(scope[name])) for when, note in architecture.notes if scope.value(when)
-    )
-    return Shape(columns, scope.attention, scope.ffn, sizes, notes, architecture.modules)
+    columns |= {name: scope.value(each) for name, each in architecture.columns.items() if name not in columns}
+    for name, (kind, words, nullable) in _own_columns().items():
+        if type(columns.get(name)) is not kind and not (columns.get(name) is None and nullable):
+            raise _wrong_value(architecture, name, columns.get(name), words)
+    for holds, field, expected in architecture.checks:
+        if not scope.value(holds):
+            place = architecture.fields[field].place(config)
+            value = place[0].values[place[1]] if place else scope[field]
+            filled = _filled(expected, scope, lambda name: f"{scope.spelling(name)} ({scope[name]})")
+            raise errors.config_field_wrong(*architecture.fields[field].label_name(config), value, filled)
+    said = (note for when, note in architecture.notes if scope.value(when))
+    notes = [_filled(note, scope, lambda name: number(scope[name])) for note in said]
+    return Shape(columns, kinds["attention"], kinds["ffn"], sizes, notes, architecture.modules)
 
 
-def _whole(scope: _Scope, name: str, expression: Expression) -> int:
+def _check_lists(scope: FieldScope, layers: int) -> None:
+    """Check lists of layers in a config, whether or not an expression reads them."""
+    for name, field in scope.fields.items():
+        if field.kind not in ("kinds", "numbers") or field.place(scope.config) is None:
+            continue
+        if field.kind == "kinds" and len(scope[name]) not in (0, layers):
+            raise scope.wrong(name, len(scope[name]), "")
+        if field.kind == "numbers" and scope[name] and max(scope[name]) >= field.least + layers:
+            expected = f"numbers of layers, {field.least} to {field.least + layers - 1}"
+            raise scope.wrong(name, max(scope[name]), expected)
+
+
+def _kind_of(scope: FieldScope, architecture: Architecture, name: str, layer: int) -> str:
+    """Return the kind of a layer's attention or feed-forward."""
+    scope["layer"] = layer
+    kind = scope.value(architecture.layers[name])
+    if kind not in _kinds(name):
+        raise InvalidInput(
+            f"architecture file {architecture.origin}: {name} of layer {layer} is {kind!r}, but must be one of "
+            f"{', '.join(_kinds(name))}."
+        )
+    return kind
+
+
+def _whole(scope: FieldScope, architecture: Architecture, name: str, expression: Expression) -> int:
     """Return the value of an expression, a whole number of at least 0."""
     value = scope.value(expression)
     if type(value) is not int or value < 0:
-        raise _wrong_value(scope, name, value, "a whole number of at least 0")
+        raise _wrong_value(architecture, name, value, "a whole number of at least 0")
     return value
 
 
-def _wrong_value(scope: _Scope, name: str, value: Any, expected: str) -> InvalidInput:
-    origin = scope.architecture.origin
-    return InvalidInput(f"architecture file {origin}: {name} is {value!r} for this config, but must be {expected}.")
+def _wrong_value(architecture: Architecture, name: str, value: Any, expected: str) -> InvalidInput:
+    return InvalidInput(
+        f"architecture file {architecture.origin}: {name} is {value!r} for this config, but must be {expected}."
+    )
 
 
-def _sizes_of(scope: _Scope, layer: int) -> dict[str, Any]:
+def _sizes_of(scope: FieldScope, architecture: Architecture, layer: int, kinds: set[str]) -> dict[str, Any]:
     """Return the sizes of a layer that the architecture states, and its further products where it has some."""
     scope["layer"] = layer
-    kinds = (scope.attention[layer], scope.ffn[layer])
-    layers = scope.architecture.layers
-    sizes = {name: scope.value(layers[name]) for name in SIZES if name in layers}
-    sizes = {name: _whole(scope, name, layers[name]) for name, value in sizes.items() if value is not None}
-    products = [
-        {"name": product.name, "format": product.format}
-        | {
-            f"{side}{of}": value
-            for side, (size, unit) in zip("nk", product.sides, strict=True)
-            for of, value in (("", _whole(scope, product.name, size)), ("_of", unit))
-        }
-        for product in scope.architecture.products
-        if {*kinds} & {*product.kinds}
-    ]
-    products = [product for product in products if product["n"] and product["k"]]
+    stated = {name: architecture.layers[name] for name in SIZES if name in architecture.layers}
+    stated = {name: size for name, size in stated.items() if scope.value(size) is not None}
+    sizes: dict[str, Any] = {name: _whole(scope, architecture, name, size) for name, size in stated.items()}
+    products = []
+    for product in architecture.products:
+        row: dict[str, Any] = {"name": product.name, "format": product.format}
+        for side, (size, unit) in product.sides.items() if kinds & product.kinds else ():
+            row |= {side: _whole(scope, architecture, product.name, size), f"{side}_of": unit}
+        products += [row] if row.get("n") and row["k"] else []
     return sizes | ({"products": products} if products else {})
 
 
-def _filled(text: str, scope: _Scope, written: Callable[[str], str]) -> str:
+def _filled(text: str, scope: FieldScope, written: Callable[[str], str]) -> str:
     """Return a text with what is written for the fields that it names in braces."""
     return re.sub(r"\{(\w+)\}", lambda found: written(found[1]) if found[1] in scope.fields else found[0], text)
-
-
-def _of_layers(scope: _Scope, expression: Expression, name: str, known: Iterable[str]) -> Iterable[str]:
-    """Yield the kind of each layer."""
-    for layer in range(scope["layer_count"]):
-        scope["layer"] = layer
-        kind = scope.value(expression)
-        if kind not in known:
-            raise InvalidInput(
-                f"architecture file {scope.architecture.origin}: {name} of layer {layer} is {kind!r}, but must be one "
-                f"of {', '.join(known)}."
-            )
-        yield kind

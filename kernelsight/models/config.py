@@ -13,6 +13,7 @@ from kernelsight.catalog.model_names import catalogue_name, entries
 from kernelsight.catalog.tables import catalogue_yaml, contracts
 from kernelsight.files.bounded_values import read_json
 from kernelsight.files.gguf_files import read_gguf
+from kernelsight.files.own import own_json
 from kernelsight.models.architectures import Shape, architecture_of, shape_of
 from kernelsight.models.config_fields import ConfigFields, check_heads, check_rope, check_total
 from kernelsight.models.quantization import read_formats
@@ -120,7 +121,7 @@ def _layer_rows(row: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
     names: Counter[str] = Counter()
     rows = []
     for kind, count in layers.items():
-        attention, ffn, sizes = json.loads(kind)
+        attention, ffn, sizes = own_json(kind)
         name = f"{attention}_{ffn}"
         names[name] += 1
         numbered = name if names[name] == 1 else f"{name}_{names[name]}"

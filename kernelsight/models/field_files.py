@@ -22,10 +22,8 @@ FIELD = {
 class FieldFile:
     """The reading of one file: compiles its entries, and names it and the line in errors."""
 
-    kind = "file"
-
-    def __init__(self, origin: str, text: str) -> None:
-        self.origin, self.text, self.known = origin, text, frozenset[str]()
+    def __init__(self, kind: str, origin: str, text: str) -> None:
+        self.kind, self.origin, self.text, self.known = kind, origin, text, frozenset[str]()
 
     def wrong(self, name: str, problem: str) -> InvalidInput:
         """Return the error for an entry."""
@@ -97,7 +95,9 @@ class FieldScope(dict):
         return self.fields[name].label_name(self.config)[1]
 
     def wrong(self, name: str, value: Any, expected: str) -> InvalidInput:
-        """Return the error for a field with an unusable value."""
+        """Return the error for a field with an unusable value; of a list of layers that is its number of entries."""
         field = self.fields.get(name)
+        if field is not None and field.kind == "kinds" and isinstance(value, int):
+            value, expected = f"{value} entries", f"a list of num_hidden_layers ({self['layer_count']}) entries"
         label, spelling = field.label_name(self.config) if field else (self.config.label, name)
         return errors.config_field_wrong(label, spelling, value, expected)

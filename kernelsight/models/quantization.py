@@ -61,7 +61,7 @@ def _methods() -> dict[str, Method]:
 
 
 def _method(name: str, stated: Mapping[str, Any]) -> Method:
-    reading = FieldFile(f"quantization_methods.yaml, {name}", "")
+    reading = FieldFile("file", f"quantization_methods.yaml, {name}", "")
     fields, read = reading.fields(stated.get("fields", {})), reading.expression
     forms = [
         (read("when", form.get("when", True)), form.get("format"), read("scales", form.get("scales", "none")))

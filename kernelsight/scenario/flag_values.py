@@ -18,7 +18,7 @@ from kernelsight.scenario.flag import LARGEST_WHOLE_NUMBER, Flag, options_of
 from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.speculation import shares_text
 
-SCORERS = ("prefix", "tier", "kv_use", "queue", "running", "load")
+SCORERS = ("prefix", "tier", "kv_use", "queue", "running", "load", "adapter")
 FORM = "weights such as prefix=3,kv_use=2,queue=2"
 MOST = 1e6
 

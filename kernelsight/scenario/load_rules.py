@@ -12,7 +12,7 @@ RAMP_UP = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
 SPREADS = ("input_len_cv", "output_len_cv")
 FROM_THE_TRACE = (
     *("request_rate", "input_len", "output_len", *RAMP_UP, "length_distribution", "lengths_from", *SPREADS),
-    *("prefix_len", "num_prefixes", "num_priorities", "num_turns", "think_time_s", "think_time_cv"),
+    *("prefix_len", "num_prefixes", "num_priorities", "num_adapters", "num_turns", "think_time_s", "think_time_cv"),
 )
 RATES = ("request_rate", *RAMP_UP)
 LOADS = frozenset({"request_rate", "ramp_up_strategy", "max_concurrency"})
@@ -132,6 +132,8 @@ def _synthetic_faults(row: Mapping[str, Any]) -> Iterator[Fault]:
         yield f"{', '.join(unused)} cannot be used with {shape} lengths", "Remove one or the other."
     if row.get("num_prefixes") is not None and row.get("prefix_len") is None:
         yield "num_prefixes is set without prefix_len", "Set prefix_len, the tokens of the shared prefix."
+    if row.get("adapter_zipf") is not None and row.get("num_adapters") is None:
+        yield "adapter_zipf is set without num_adapters", "Set num_adapters, the adapters that requests choose from."
     if row.get("think_time_s") is not None and (row.get("num_turns") or 1) == 1:
         yield "think_time_s is set, but conversations have one turn", "Set num_turns, or leave think_time_s unset."
     if row.get("think_time_cv") is not None and row.get("think_time_s") is None:

@@ -228,7 +228,7 @@ def resolve_model(session: Session, name: str, architecture: str | None = None) 
     """
     from kernelsight.catalog.model_names import find_variant, resolve
     from kernelsight.models.config import read_config_file
-    from kernelsight.models.variants import variant_rows
+    from kernelsight.scenario.model_variants import variant_rows
 
     models = session.table("models")["model"].to_pylist()
     path = Path(name)
@@ -271,7 +271,7 @@ def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
 def give_model_like(session: Session, name: str | None, like: str) -> str:
     """Add a model with the shape and formats of another to a session's tables; return its name."""
     from kernelsight.catalog.model_names import catalogue_name
-    from kernelsight.models.variants import derived_rows
+    from kernelsight.scenario.model_variants import derived_rows
 
     base = resolve_model(session, str(like))
     new_name = catalogue_name(name.rstrip("/")) if name else f"like-{base}"
@@ -287,7 +287,7 @@ def give_longer_context(session: Session, name: str, positions: int, longest: in
 
     The model itself where its config has as many, or where ``longest`` (max_model_len) needs fewer than its config has.
     """
-    from kernelsight.models.variants import derived_rows
+    from kernelsight.scenario.model_variants import derived_rows
 
     row, layers = model_rows(session, name)
     if positions == row["max_positions"] or (longest or math.inf) <= positions < row["max_positions"]:

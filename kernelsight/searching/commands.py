@@ -77,7 +77,10 @@ def run_bounded(
         finally:
             # processes that the command started must not outlive it
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:  # Windows: what the command started itself lives on
+                    process.kill()
             process.wait()
         size = output_file.stat().st_size
         with output_file.open("rb") as written:

@@ -100,8 +100,8 @@ def sweep(
 def size(
     session: Session,
     flags: dict[str, Any],
-    gpus: list[str],
-    slo: list[str],
+    gpus: list[str] | str,
+    slo: list[str] | str,
     rate: float | None = None,
     requests_per_day: float | None = None,
     users: int | None = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.scenario_rows import deployments_of
-from kernelsight.sizing.probability import Chances, chances_of
+from kernelsight.sizing.probability import NORMAL, Chances, chances_of, spare_in
 from kernelsight.sweeps.rate_intervals import (
     RATES,
     Rated,
@@ -21,7 +21,10 @@ from kernelsight.sweeps.run_summary import evidence_rows
 
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
-    from kernelsight.sizing.prospects import Sized
+    from kernelsight.sizing.prospects import Prospect, Sized
+
+# factor by which a tail of a short run may be above that of a long one, at a rate that has DOUBT already
+NOISE = 1.05
 
 
 class Evidence(NamedTuple):
@@ -51,7 +54,7 @@ def evidence_of(
     ``shares``: of its rate, at which it is simulated.
     """
     rate = sized.highest
-    (at_rates,) = intervals_at(session, plan, [Rated(sized.candidate.flags, rate)], [shares])
+    (at_rates,) = intervals_at(session, plan, [Rated.of(sized.candidate.flags, rate)], [shares])
     intervals = {
         objective.column: (row["low"] / row["predicted"], row["high"] / row["predicted"])
         for objective in objectives
@@ -60,6 +63,17 @@ def evidence_of(
     power_w = at_rates[1.0].get("mean_power_w", {}).get("predicted")
     rates = rates_at_ends(at_rates, rate.rate, objectives)
     return Evidence(intervals, *rates, chances_of(at_rates, objectives, rate.rate, rate.low), power_w)
+
+
+def may_hold(prospect: Prospect, load: float, objectives: Sequence[Objective], confidence: float) -> bool:
+    """Return whether one instance may keep the objectives with a confidence, above 0.5, at a load, by a short run.
+
+    Its tails are noise: what it reaches there is allowed, and ``NOISE`` times every objective.
+    """
+    lenient = [objective._replace(most_ms=NOISE * objective.most_ms) for objective in objectives]
+    rated = Rated(prospect.candidate.flags, load)
+    ((figures,),) = (each.values() for each in intervals_at(prospect.session, prospect.plan, [rated], [(1.0,)]))
+    return NORMAL.cdf(spare_in(figures, figures, lenient)) >= confidence
 
 
 class Label(NamedTuple):
@@ -76,7 +90,7 @@ def labels_of(sized: Sequence[Sized]) -> dict[str, Label]:
     for session in {id(each.prospect.session): each.prospect.session for each in sized}.values():
         members = [each for each in sized if each.prospect.session is session]
         plan = members[0].prospect.plan
-        names = serve_at(session, plan, [(Rated(each.candidate.flags, each.highest), 1.0) for each in members])
+        names = serve_at(session, plan, [(Rated.of(each.candidate.flags, each.highest), 1.0) for each in members])
         session.compute("scenario_tiers", "scenario_evidence")
         tiers = {row["scenario_id"]: row["tier"] for row in session.table("scenario_tiers").to_pylist()}
         rows = {row["deployment_id"]: row for row in session.table("deployment_tiers").to_pylist()}

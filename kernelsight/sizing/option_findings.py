@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.sweeps.rate_intervals import Rated
+from kernelsight.sweeps.rate_search import HighestRate
 from kernelsight.sweeps.run_summary import cliff_of
 from kernelsight.sweeps.trials import give_reach
 
@@ -52,48 +54,57 @@ class OptionFindings(NamedTuple):
     doubts: tuple[str, ...]
 
 
-def findings_on(search: SizeSearch, option: Option) -> OptionFindings:
-    """Simulate the load of one instance of an option, and examine its steps and kernels.
+def findings_on(search: SizeSearch, options: Sequence[Option]) -> list[OptionFindings]:
+    """Simulate the load of one instance of each option, and examine its steps and kernels.
 
     A Ctrl-C ends this examination, not the answer.
     """
     try:
-        return _examine(search, option)
+        return _examine(options) if options else []
     except KeyboardInterrupt:
         search.note_interrupt()
-        return OptionFindings(None, None, ())
+        return [OptionFindings(None, None, ())] * len(options)
 
 
-def _examine(search: SizeSearch, option: Option) -> OptionFindings:
-    candidate = option.sized.candidate
-    rated = Rated(candidate.flags, option.sized.highest)
-    with option.sized.prospect.session.fork() as fork:
-        # only this deployment is examined, at its load and a little above its highest rate
-        limit = _limit(fork, rated)
-        plan = plan_rows(fork, [rated.flags_at(min(option.load, 1.0))])
+def _examine(options: Sequence[Option]) -> list[OptionFindings]:
+    with options[0].sized.prospect.session.fork() as fork:
+        # only these deployments are examined, each at its load and a little above its highest rate
+        rated = [(Rated.of(option.sized.candidate.flags, option.sized.highest), option) for option in options]
+        rows = [one.flags_at(share) for one, option in rated for share in (min(option.load, 1.0), ABOVE)]
+        plan = plan_rows(fork, rows, on_fault="collect")  # of few users both shares may be the same load
         give_plan(fork, plan.deployments_of(plan.planned), plan.planned)
         give_reach(fork, plan.planned)
-        names = {"deployment_id": candidate.deployment_id, "scenario_id": plan.planned[0]["scenario_id"]}
-        rows = fork.table("deployment_settings").to_pylist()
-        settings = next(row for row in rows if row["deployment_id"] == candidate.deployment_id)
-        cliff = cliff_of(fork, settings)
-        doubts = fork.query(DOUBTS.format(**names)).to_pylist()
+        fork.compute("resource_gains", "kernel_breakdown", "step_cost_uses", "kernel_latencies")
+        names = [scenario["scenario_id"] for scenario in plan.scenarios]
+        return [
+            _findings(fork, option, *pair)
+            for option, pair in zip(options, zip(names[::2], names[1::2], strict=True), strict=True)
+        ]
+
+
+def _findings(session: Session, option: Option, at_load: str, above: str) -> OptionFindings:
+    """Return the findings on an option from its scenarios at its load, and above its highest rate."""
+    deployment_id = option.sized.candidate.deployment_id
+    settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
+    cliff = cliff_of(session, settings[deployment_id], at_load)
+    doubts = session.query(DOUBTS.format(deployment_id=deployment_id, scenario_id=at_load)).to_pylist()
     remaining, families = MOST_OF_IT * sum(row["doubt"] for row in doubts), []
     for row in doubts:
         if remaining <= 0.0:
             break
         families.append(row["family"])
         remaining -= row["doubt"]
-    return OptionFindings(limit, cliff, tuple(families))
+    return OptionFindings(_limit(session, option.sized.highest, above), cliff, tuple(families))
 
 
-def _limit(session: Session, rated: Rated) -> str | None:
-    """Return the resource of which more gains most for the tightest objective, above the highest rate."""
-    plan = plan_rows(session, [rated.flags_at(ABOVE)])
-    give_plan(session, plan.deployments_of(plan.planned), plan.planned)
-    give_reach(session, plan.planned)
-    tried = rated.highest.broken or rated.highest.tried
+def _limit(session: Session, highest: HighestRate, above: str) -> str | None:
+    """Return the resource of which more gains most for the tightest objective, in a scenario above the rate."""
+    tried = highest.broken or highest.tried
     column = GAINS.get(tried.verdict.tightest.metric, "e2e_gain")
-    gains = [row for row in session.table("resource_gains").to_pylist() if row["resource"] != "arrivals"]
-    known = [row for row in gains if row[column] is not None]
+    gains = session.table("resource_gains").to_pylist()
+    known = [
+        row
+        for row in gains
+        if row["scenario_id"] == above and row["resource"] != "arrivals" and row[column] is not None
+    ]
     return max(known, key=lambda row: row[column])["resource"] if known else None

@@ -62,7 +62,7 @@ def chances_of(
     bursts, is added to the errors that all runs share.
     """
     shares = sorted(at_rates)
-    spares = [_spare(at_rates[share], at_rates[1.0], objectives) for share in shares]
+    spares = [spare_in(at_rates[share], at_rates[1.0], objectives) for share in shares]
     spare = [min(spares[: index + 1]) for index in range(len(spares))]
     noise = math.log(rate / low) / Z_90 if low and low < rate else 0.0
     falls = [
@@ -74,7 +74,7 @@ def chances_of(
     return Chances(tuple(shares), tuple(min(widened[: index + 1]) for index in range(len(widened))))
 
 
-def _spare(figures: Intervals, at_rate: Intervals, objectives: Sequence[Objective]) -> float:
+def spare_in(figures: Intervals, at_rate: Intervals, objectives: Sequence[Objective]) -> float:
     """Return the standard deviations until the tightest objective breaks, on logarithms of its figure.
 
     The figure at the highest rate keeps the objective by definition, even where tails of short runs are above it.

@@ -16,7 +16,7 @@ from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
 from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, Candidate, planned_candidates, rows_of
 from kernelsight.sizing.decision import Option, option_of
-from kernelsight.sizing.evidence import UNKNOWN, evidence_of
+from kernelsight.sizing.evidence import UNKNOWN, evidence_of, may_hold
 from kernelsight.sizing.prospects import BUDGET, NO_BOUND, LeftOut, Prospect, Sized, miss_of, nothing_fits, rate_below
 from kernelsight.sizing.variants import family_of, is_split, variants
 from kernelsight.sweeps.find_rate import open_trials, status_of
@@ -172,11 +172,15 @@ class SizeSearch:
         one = {group: min(each.candidate.weight for each in members) for group, members in groups.items()}
 
         def most(prospect: Prospect) -> float:
-            group = self._group(prospect)
-            own = [option for option in self.options.values() if self._group(option.sized.prospect) == group]
-            return min(self._lowest_cost(own), max(FAR * self._lowest_cost(), one[group] * (1.0 + 1e-6)))
+            far = max(FAR * self._lowest_cost(), one[self._group(prospect)] * (1.0 + 1e-6))
+            return min(self._lowest_cost(self._own_options(prospect)), far)
 
         self._search(prospects, most)
+
+    def _own_options(self, prospect: Prospect) -> list[Option]:
+        """Return the options of a deployment's group."""
+        group = self._group(prospect)
+        return [option for option in self.options.values() if self._group(option.sized.prospect) == group]
 
     def _group(self, prospect: Prospect) -> tuple:
         """Return what deployments share that are compared among themselves first: their GPUs, and compared values."""
@@ -281,7 +285,7 @@ class SizeSearch:
     def _examine(self, prospect: Prospect, most: float) -> None:
         """Search the rough rate of a deployment, unless short runs show that it does not cost less than ``most``."""
         needed = 0.0 if math.isinf(most) else rate_below(self.demand.least_cost, prospect.candidate, most)
-        if needed > 1e-6 and not prospect.search.may_keep(needed / DOUBT):
+        if needed > 1e-6 and not self._may_be_cheaper(prospect, needed / DOUBT, most):
             self._pass_over(prospect, NOT_REACHED, needed)
             return
         try:
@@ -291,6 +295,16 @@ class SizeSearch:
             if found := prospect.search.so_far(ROUGH):
                 self._size(prospect, found)
             raise
+
+    def _may_be_cheaper(self, prospect: Prospect, rate: float, most: float) -> bool:
+        """Return whether a deployment may have a rate, and the confidence at what is served of it, by short runs.
+
+        The first of a group that costs more than others is shown, and needs no confidence to be.
+        """
+        confidence, served = self.demand.confidence, rate * (1.0 - self.demand.margin)
+        is_shown = _is_less(self._lowest_cost(), most) and math.isinf(self._lowest_cost(self._own_options(prospect)))
+        is_sure = is_shown or confidence <= 0.5 or may_hold(prospect, served, self._objectives, confidence)
+        return is_sure and prospect.search.may_keep(rate)
 
     def _size(self, prospect: Prospect, rate: HighestRate) -> None:
         """Record a deployment's rate with the instances that have the confidence, or why it has no rate."""

@@ -80,7 +80,7 @@ def _answer_rows(session: Session, question: Question, report: Report) -> Rows:
         if question.correction is not None:
             correction_file = None if question.correction == "table" else Path(question.correction)
             refuse_unused_corrections(search.forks[0], correction_file)
-        closer = [findings_on(search, option) for option in options[:2]]
+        closer = findings_on(search, options[:2])
         return _rows(search, options, closer, search.check_hours(options[0]) if options else {})
     finally:
         search.close()

@@ -99,6 +99,7 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
     without_effect = [
         *_routing(session, settings_of),
         *_priorities(session, settings_of),
+        *_adapters(session, settings_of),
         *_burstiness(session),
         *_shorter_trace(session),
     ]
@@ -154,6 +155,19 @@ def _priorities(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) 
     ):
         return []
     return [f"the {levels:,} priority levels have no effect: the scheduling policy is fcfs, not priority"]
+
+
+def _adapters(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the sentence on adapters that the load names: that no engine serves them, or that some are on disk."""
+    highest = pc.max(session.table("requests")["adapter"]).as_py()
+    if highest is None:
+        return []
+    places = max(settings["adapter_places"] for settings in settings_of.values())
+    if places == 0:
+        return ["the adapters of requests have no effect: enable_lora is not stated"]
+    if places > highest:
+        return []
+    return [f"{highest + 1:,} adapters, of which host memory keeps {places:,}: others are read from disk in the step"]
 
 
 def _burstiness(session: Session) -> list[str]:

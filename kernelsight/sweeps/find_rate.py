@@ -154,13 +154,13 @@ def _rates_at_ends(
 ) -> list[tuple[float | None, float | None]]:
     """Return each row's rates if kernels and host are slow, and if they are fast; None where no rate was found."""
     rated = {
-        index: Rated(row, highest)
+        index: Rated.of(row, highest)
         for index, (row, highest) in enumerate(zip(started_rows, rates, strict=True))
         if highest and highest.rate
     }
     at_rates = intervals_at(session, plan, list(rated.values()), [RATES] * len(rated)) if rated else []
     pairs = {
-        index: rates_at_ends(intervals, highest.highest.rate, objectives)
+        index: rates_at_ends(intervals, highest.rate, objectives)
         for (index, highest), intervals in zip(rated.items(), at_rates, strict=True)
     }
     return [pairs.get(index, (None, None)) for index in range(len(rates))]

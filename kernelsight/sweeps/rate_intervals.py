@@ -25,14 +25,20 @@ Intervals = Mapping[str, Mapping[str, float]]
 
 
 class Rated(NamedTuple):
-    """A row of flags with its highest rate."""
+    """A row of flags with a rate, requests/s or users, and the requests of the run that found it."""
 
     flags: Mapping[str, Any]
-    highest: HighestRate
+    rate: float
+    requests: int = MOST_REQUESTS
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Any], highest: HighestRate) -> Rated:
+        """Return a row of flags with its highest rate."""
+        return cls(flags, highest.rate, highest.requests)
 
     def flags_at(self, share: float) -> dict[str, Any]:
         """Return the flags of the row at a share of its rate, or of its users in a closed loop."""
-        requests, level = min(max(self.highest.requests, LEAST_REQUESTS), MOST_REQUESTS), self.highest.rate * share
+        requests, level = min(max(self.requests, LEAST_REQUESTS), MOST_REQUESTS), self.rate * share
         if "max_concurrency" not in self.flags:
             return {**self.flags, "request_rate": level, "num_prompts": requests}
         users = max(round(level), 1)
@@ -58,6 +64,7 @@ def intervals_at(
     """Simulate each row at its ``shares`` of the highest rate; return the intervals of its figures by share."""
     rated_shares = [(rated, share) for rated, row_shares in zip(rows, shares, strict=True) for share in row_shares]
     names = iter(serve_at(session, plan, rated_shares))
+    session.compute("scenario_intervals", "scenario_summary")  # one simulation for both
     by_name: dict[str, dict[str, Mapping[str, float]]] = {}
     for row in session.table("scenario_intervals").to_pylist():
         by_name.setdefault(row["scenario_id"], {})[row["metric"]] = row

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 LEAST_SHARE, LEAST_FACTOR = 0.1, 1.05
 
 
-def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
-    """Return the sentence on a session's only scenario where CUDA graphs end below its batch sizes; None: they do not.
+def cliff_of(session: Session, settings: dict[str, Any], scenario_id: str) -> str | None:
+    """Return the sentence on a scenario where CUDA graphs end below its batch sizes; None: they do not.
 
     ``settings``: of the decoding deployment. The factor in the sentence is for a decode step with the mean of these
     batch sizes, whose kernels take the mean time of all decode steps.
@@ -35,14 +35,14 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     if not largest or settings["num_speculative_tokens"]:
         return None
     deployment_id = settings["deployment_id"]
-    tokens, weight = _decode_steps(session, deployment_id)
+    tokens, weight = _decode_steps(session, deployment_id, scenario_id)
     steps, large = float(weight.sum()), float(weight[tokens > largest].sum())
     if not large or large < LEAST_SHARE * steps:
         return None
     kernels = [
         row
         for row in session.table("kernel_breakdown").to_pylist()
-        if row["phase"] == "decode" and row["family"] not in ("host", "overlap")
+        if row["scenario_id"] == scenario_id and row["phase"] == "decode" and row["family"] not in ("host", "overlap")
     ]
     calls, total_us = (sum(row[name] for row in kernels) for name in ("calls", "total_us"))
     overheads = {row["deployment_id"]: row for row in session.table("host_settings").to_pylist()}
@@ -60,8 +60,8 @@ def cliff_of(session: Session, settings: dict[str, Any]) -> str | None:
     return graphs_end(largest, steps_above, batch, "these", now_us / with_graph_us)
 
 
-def _decode_steps(session: Session, deployment_id: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and weights of the step shapes between which a deployment's decode steps are interpolated."""
+def _decode_steps(session: Session, deployment_id: str, scenario_id: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens and weights of the step shapes between which decode steps of a scenario are interpolated."""
     import pyarrow.compute as pc
 
     shapes, uses = (
@@ -69,7 +69,7 @@ def _decode_steps(session: Session, deployment_id: str) -> tuple[np.ndarray, np.
         for rows in (session.table("step_shapes"), session.table("step_cost_uses"))
     )
     shapes = shapes.filter(pc.equal(shapes["part"], "tokens"))
-    uses = uses.filter(pc.equal(uses["phase"], "decode"))
+    uses = uses.filter(pc.and_(pc.equal(uses["phase"], "decode"), pc.equal(uses["scenario_id"], scenario_id)))
     shape_index = pc.index_in(uses["step_shape_id"], shapes["step_shape_id"].combine_chunks())
     is_known = pc.is_valid(shape_index)
     tokens = shapes["tokens"].take(shape_index.filter(is_known)).to_numpy()
@@ -165,7 +165,7 @@ def run_summary(session: Session) -> dict[str, Any]:
             *(session.table(name).to_pylist() for name in ("resource_gains", "kernel_breakdown")), load=row["load"]
         ),
         "near_capacity": _near_capacity(session),
-        "cliff": cliff_of(session, settings),
+        "cliff": cliff_of(session, settings, row["scenario_id"]),
         "tier": row["tier"],
         "measured_share": row["measured_share"],
         "not_measured": row["not_measured"],

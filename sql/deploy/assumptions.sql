@@ -117,12 +117,11 @@ sentences as (
             case when settings.draft_deployment_id is null then 'drafting takes no time'
                  else 'attention over them costs as much as over that many additional heads' end)),
     ('adapters', settings.max_loras > 0,
-     format('every token is of one of {} adapters of rank {} (LoRA) on all linear layers but routed experts, all equally often and resident; '
-            || 'their grouped products are predicted as batched ones, no engine''s kernels for them were measured, and the interval does not hold what '
-            || 'they and their host time cost (vLLM 0.6.6 lost a third of its throughput, pull request 11267)', settings.max_loras,
-            settings.max_lora_rank)),
-    ('without effect', settings.max_loras = 0 and (stated.max_loras is not null or stated.max_lora_rank is not null),
-     'max_loras and max_lora_rank have no effect: enable_lora is not stated'),
+     format('every token has an adapter (LoRA) of rank {} on all linear layers but routed experts, {} of them in a step at most; those of requests '
+            || 'are the load''s, or else on the GPU from the start. Their products are predicted as batched ones: no engine''s kernels for them '
+            || 'were measured', settings.max_lora_rank, settings.max_loras)),
+    ('without effect', settings.max_loras = 0 and coalesce(stated.max_loras, stated.max_lora_rank, stated.max_cpu_loras) is not null,
+     'max_loras, max_cpu_loras and max_lora_rank have no effect: enable_lora is not stated'),
     ('data parallel', settings.dp > 1,
      case when settings.lock_step
             then 'data-parallel ranks begin and end each step together; one without requests adds no time'

@@ -25,6 +25,15 @@ widths as (
   from facts join model_layers as layers on layers.model = facts.model
   where layers.ffn <> 'none'
 ),
+-- versions of the engine that have the method of its drafts
+drafting as (
+  select facts.deployment_id, facts.engine, facts.engine_version, facts.speculative_method,
+         bool_or(is_of_versions(facts.engine_version, known.from_version, known.before_version)) as has_method,
+         string_agg('from ' || known.from_version || coalesce(' to before ' || known.before_version, ''), ' and '
+                    order by version_numbers(known.from_version)) as versions
+  from facts join engine_draft_methods as known on known.engine = facts.engine and known.method = facts.speculative_method
+  group by all
+),
 -- engines that support each GPU
 engines as (
   select gpu, string_agg(engine, ' or ' order by engine desc) as engines from gpu_engines where support <> 'none' group by gpu
@@ -32,6 +41,10 @@ engines as (
 select deployment_id, 'engine' as fault, gpu_engines.says || coalesce('; use ' || engines.engines, '') as sentence
 from facts join gpu_engines using (gpu, engine) left join engines using (gpu)
 where gpu_engines.support = 'none' and not is_draft
+union
+select deployment_id, 'drafts',
+       format('{} {} has no drafts by {}, which it has {}; use another version or method', engine, engine_version, speculative_method, versions)
+from drafting where not has_method
 union
 select deployment_id, 'heads',
        format('{} has {} attention heads, not divisible by tensor-parallel size {}; use a size that divides {}', model, heads, tp, heads)

@@ -60,7 +60,8 @@ backends as (
   select
     deployment_id,
     any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'attention') as attention_backend,
-    any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'experts') as moe_backend
+    any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'experts') as moe_backend,
+    any_value(known.implementation order by known.needs is null, list_position(words, known.needs)) filter (layer = 'latent') as latent_backend
   from deployments
   join formats using (deployment_id)
   join needs using (deployment_id)
@@ -71,6 +72,14 @@ backends as (
     and (known.format = '*' or known.format = case when formats.expert_format = 'fp16' then 'bf16' else formats.expert_format end)
     and (known.needs is null or list_contains(words, known.needs))
   group by deployment_id
+),
+-- how the engine's version runs adapters
+adapting as (
+  select deployment_id, known.*
+  from deployments join engine_adapters as known using (engine)
+  where enable_lora
+  qualify row_number() over (
+    partition by deployment_id order by holding_version(from_version, engine_version) desc nulls last, version_numbers(from_version)) = 1
 ),
 -- source of draft tokens; null: none
 proposing as (
@@ -84,7 +93,7 @@ select
   limits.* exclude (
     quantization, enforce_eager, max_cudagraph_capture_size, async_with_drafts, draft_max_num_seqs, seats_per_stage,
     ranks_divide_budget, rank_conservativeness, graph_sizes_of, graph_tokens_per_seat, group_gpus, api_server_count, endpoint, request_delay_ms, cpu, kv_tier,
-    kv_write_policy, sampling, enable_lora
+    kv_write_policy, sampling, enable_lora, max_cpu_loras
   ) replace (
     case when coalesce(limits.enable_lora, false) then limits.max_loras else 0 end as max_loras,
     coalesce(limits.tier, 'auto') as tier,
@@ -118,9 +127,10 @@ select
     coalesce(deployments.windows_freed, pools.deployment_id is not null or limits.windows_freed) as windows_freed,
     case when coalesce(deployments.windows_freed, true) and pools.deployment_id is not null
          then coalesce(limits.swa_full_tokens_ratio, pools.swa_full_tokens_ratio) end as swa_full_tokens_ratio,
-    case when coalesce(limits.enforce_eager, false) then 0 else limits.graph_max_tokens end as graph_max_tokens,
+    case when coalesce(limits.enforce_eager, false) or coalesce(adapting.graphs = 'none', false) then 0 else limits.graph_max_tokens end as graph_max_tokens,
     -- what a deployment states holds everywhere
-    case when deployments.prompt_graphs is null and limits.prompt_graphs = 'chunk'
+    case when deployments.prompt_graphs is null and adapting.graphs <> 'as_without' then 'none'
+         when deployments.prompt_graphs is null and limits.prompt_graphs = 'chunk'
               and (gpus.vendor <> 'nvidia' or limits.pp > 1 or lock_step or limits.num_speculative_tokens > 0
                 or coalesce(limits.kv_tier, 'none') <> 'none'
                    or coalesce(models.kv_lora_rank, models.index_top_k, models.linear_key_heads) is not null)
@@ -129,12 +139,18 @@ select
   limits.tp * limits.dp // limits.ep as moe_tp,
   limits.ep as moe_ep,
   case limits.sampling when 'random' then 'torch_draw' when 'top_p' then deployment_samplers.sampler end as sampler,
+  backends.latent_backend,
   formats.attention_format,
   formats.ffn_format,
   formats.expert_format,
   formats.activation_scales,
   usual.method is not null and limits.draft_acceptance_rate is null and limits.draft_acceptance is null as draft_acceptance_assumed,
-  coalesce(usual.passes = 'block', false) as drafts_in_block
+  coalesce(usual.passes = 'block', false) as drafts_in_block,
+  case when adapting.engine is null then 0
+       else greatest(limits.max_loras, coalesce(limits.max_cpu_loras, case adapting.host_memory when 'all' then 256 else 0 end)) end as adapter_places,
+  coalesce(adapting.slices_apart, false) as adapter_slices_apart,
+  coalesce(adapting.gathers, false) as adapter_gathers,
+  coalesce(adapting.head_waits, false) as adapter_head_waits
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)
@@ -142,6 +158,7 @@ join proposing using (deployment_id)
 join models on models.model = limits.model
 join gpus on gpus.gpu = limits.gpu
 left join pools using (deployment_id)
+left join adapting using (deployment_id)
 left join backends using (deployment_id)
 left join deployment_samplers using (deployment_id)
 left join draft_acceptance_rates as usual on usual.method = proposing.method

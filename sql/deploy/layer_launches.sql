@@ -15,6 +15,16 @@ with nodes as (
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
   where settings.activation_scales = 'static'
+  union all
+  -- linear layers with adapters, or what they join, and once a step the mapping of tokens to adapters
+  select deployment_id, layer_kind, sum(count * case when adapter_slices_apart then joined else 1 end)::bigint, null, null, null, 'adapted'
+  from layer_weights
+  join adapted_layers using (name)
+  join deployment_settings using (deployment_id)
+  where max_loras > 0
+  group by deployment_id, layer_kind
+  union all
+  select deployment_id, 'model', 1, null, null, null, 'adapter_mapping' from deployment_settings where max_loras > 0
 )
 select
   nodes.deployment_id,
@@ -26,7 +36,8 @@ select
   nodes.count * known.operations as operations,
   not known.swept and known.mode = 'any' as apart,
   known.swept,
-  case known.columns when 'experts' then nodes.experts when 'top_k' then nodes.top_k when 'hidden' then nodes.hidden when 'two_hidden' then nodes.hidden end as columns,
+  case known.columns when 'experts' then nodes.experts when 'top_k' then nodes.top_k when 'hidden' then nodes.hidden when 'two_hidden' then nodes.hidden
+    when 'rank' then settings.max_lora_rank end as columns,
   coalesce(known.columns = 'two_hidden', false) as two_inputs,
   nodes.count * coalesce(known.host_us, 0) as host_us
 from nodes

@@ -116,19 +116,13 @@ matrices as (
   join draft_acceptance_rates as methods on methods.method = settings.speculative_method and methods.passes = 'block'
   join sharded_layers as layers on layers.deployment_id = settings.draft_deployment_id
 ),
--- linear layers that engines give adapters, and how many of the checkpoint's each joins (vLLM's packed_modules_mapping); router,
--- indexers, absorbed products and routed experts have none here
-adapted(name, joined) as (
-  values ('qkv_proj', 3), ('q_proj', 1), ('qkv_a_proj', 2), ('q_b_proj', 1), ('o_proj', 1), ('in_proj_qkvz', 2), ('out_proj', 1),
-         ('gate_up_proj', 2), ('up_proj', 1), ('down_proj', 1), ('shared_gate_up_proj', 2), ('shared_up_proj', 1), ('shared_down_proj', 1)
-),
 -- slots of adapters, as wide as the largest rank: A takes the layer's inputs on this GPU, whole before columns are split; B gives its
 -- outputs there, whole after rows are split (vLLM without fully_sharded_loras)
 slots as (
   select matrices.*, max_loras, max_lora_rank, joined, settings.dtype
   from matrices
   join deployment_settings as settings using (deployment_id)
-  join adapted using (name)
+  join adapted_layers using (name)
   where max_loras > 0
 ),
 weights as (

@@ -12,8 +12,20 @@ weights as (
   from layer_weights join stages using (deployment_id)
   group by deployment_id
 ),
+-- one adapter: its slot in every layer, read from disk and moved to the GPU
+adapters as (
+  select deployment_id, sum(weight_bytes * layer_share / max_loras) as adapter_bytes
+  from layer_weights
+  join adapted_layers on layer_weights.name in (adapted_layers.name || '_lora_a', adapted_layers.name || '_lora_b')
+  join stages using (deployment_id)
+  join deployment_settings using (deployment_id)
+  group by deployment_id
+),
 split as (
   select
+    coalesce(adapter_bytes, 0) as adapter_bytes,
+    coalesce(adapter_bytes / gpus.pcie_bytes_per_s * 1e6, 0) as adapter_load_us,
+    coalesce(adapter_bytes * settings.tp / (select read_bytes_per_s from kv_tier_devices where tier = 'disk') * 1e6, 0) as adapter_read_us,
     settings.deployment_id,
     settings.block_size,
     settings.max_model_len,
@@ -42,6 +54,7 @@ split as (
   join weights using (deployment_id)
   join stages using (deployment_id)
   join kv_layout as layout using (deployment_id)
+  left join adapters using (deployment_id)
   left join kv_layout as drafts on drafts.deployment_id = settings.draft_deployment_id
   left join weights as draft_weights on draft_weights.deployment_id = settings.draft_deployment_id
   join (select deployment_id, max(n) as width from layer_weights where family = 'gemm' and layer_kind <> 'model' group by deployment_id) as widest
@@ -108,6 +121,9 @@ select
   round(activations_bytes)::bigint as activations_bytes,
   round(graphs_bytes)::bigint as graphs_bytes,
   round(kv_bytes)::bigint as kv_bytes,
+  round(adapter_bytes)::bigint as adapter_bytes,
+  adapter_load_us,
+  adapter_read_us,
   full_token_bytes + window_token_bytes as kv_bytes_per_token,
   block_size,
   full_units::bigint as full_units,

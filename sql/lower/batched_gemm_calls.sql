@@ -13,9 +13,11 @@ rows_of_step as (
   union all
   select deployment_id, step_shape_id, 'prefill', prefill_requests * prefill_tokens from step_shapes where prefill_requests > 0
 ),
--- as many adapters as tokens drawn evenly from all of them are expected to be of
+-- as many adapters as tokens drawn evenly from all of them are expected to be of, or one for each token that reads its adapter's weights itself
 adapters as (
-  select deployment_id, step_shape_id, tokens, ceil(max_loras * (1 - (1 - 1 / max_loras) ** tokens) - 1e-9)::bigint as adapters, gpu, engine, dtype
+  select deployment_id, step_shape_id, tokens, gpu, engine, dtype,
+    case when adapter_gathers and tokens <= max_num_seqs then tokens else ceil(max_loras * (1 - (1 - 1 / max_loras) ** tokens) - 1e-9)::bigint end
+      as adapters
   from step_tokens join deployment_settings using (deployment_id) where max_loras > 0 and tokens > 0
 ),
 products as (
@@ -26,9 +28,17 @@ products as (
   select deployment_id, step_shape_id, phase, layer_kind, 'v_absorb', gpu, engine, count, heads, m, v_head_dim, kv_lora_rank, dtype, null
   from latent join rows_of_step using (deployment_id) where phase = 'decode' or attention = 'sparse'
   union all
-  select deployment_id, step_shape_id, 'tokens', layer_kind, weights.name, gpu, engine, count, adapters, ceil(tokens / adapters)::bigint, n, k, dtype,
-    'adapter_products'
-  from layer_weights as weights join adapters using (deployment_id) where weights.family = 'batched_gemm'
+  -- engines that run each joined layer by itself launch as many narrower products
+  select deployment_id, step_shape_id, 'tokens', layer_kind, weights.name, gpu, engine, count * slices, adapters, ceil(tokens / adapters)::bigint,
+    ceil(n / slices)::bigint, k, dtype, 'adapter_products'
+  from (
+    select layer_weights.*, case when adapter_slices_apart then joined else 1 end as slices
+    from layer_weights
+    join deployment_settings using (deployment_id)
+    join adapted_layers on layer_weights.name in (adapted_layers.name || '_lora_a', adapted_layers.name || '_lora_b')
+    where max_loras > 0
+  ) as weights
+  join adapters using (deployment_id)
 )
 select
   deployment_id,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelsight.cli.main import main
+from kernelsight.present.pages.compare import _figures
 
 DEPLOYED = ["--model", "qwen3-0.6b", "--gpu", "l4"]
 LOAD = ["--max-concurrency", "2", "--num-prompts", "6", "--input-len", "64", "--output-len", "8"]
@@ -33,6 +34,13 @@ def test_a_page_is_there_though_nobody_reads_the_answer(tmp_path: Path) -> None:
         assert asked.wait(300) == 0
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Latencies before and after" in text and "40 requests compared: log.csv" in text
+
+
+def test_statistics_of_stages_are_drawn() -> None:
+    row = {"part": "1", "metric": "ttft_ms", "statistic": "p99", "measured": 5.0, "predicted": 4.0}
+    [figure] = _figures({"stages": [row, row | {"metric": "running"}]}, None)
+    drawn = [(row["what"], row["when"], row["ms"]) for row in figure.rows]
+    assert drawn == [("TTFT p99, 1", "measured", 5.0), ("TTFT p99, 1", "predicted", 4.0)]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ ALWAYS = ("search", "speed_serving", "energy", "rates")
 PAPER = {f"paper_{figure}" for figure in ("3", "7", "8", "9", "10", "11", "12", "tables")}
 WITHOUT = {
     "kernels_final",
+    "kernels_modules",
     "kernels_versions",
+    "public_runs",
     "peer_audit",
     "speed_growth",
     "speed_peers",

@@ -8,8 +8,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.fitting.expressions import fit_family, predict_family
-from kernelsight.fitting.measured import correct, fit_measured, rows_of
-from kernelsight.fitting.nearby import MOST_POINTS, fit_nearby
+from kernelsight.fitting.measured import MOST_POINTS, correct, fit_measured, fit_nearby, rows_of
 from kernelsight.fitting.pack_rows import nearby_rows
 from kernelsight.fitting.training import training_rows
 from kernelsight.kernels.families import FAMILIES

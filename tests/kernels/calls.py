@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from kernelsight.catalog.tables import facts as catalogue
 from kernelsight.kernels import blocks
+from kernelsight.kernels.energy import power_of_gpus
 from kernelsight.kernels.families import FAMILIES
-from kernelsight.kernels.gpu_power import power_of_gpus
 from kernelsight.kernels.latency import latencies
 from kernelsight.kernels.pack import pack_table, with_assumed
 from kernelsight.kernels.pricing_tables import PricingTables

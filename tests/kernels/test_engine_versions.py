@@ -141,13 +141,16 @@ def test_the_kernel_follows_the_version(tmp_path: Path) -> None:
         # heads of 256 and 512
         ("gemma-4-26b-a4b", "h100_sxm", "vllm:0.23", {}, "triton_attention_vllm", "fused_moe_triton"),
         ("gemma-4-26b-a4b", "h100_sxm", "vllm:0.24", {}, "flash_attention_4", "fused_moe_triton"),
-        ("deepseek-v3", "h200_sxm", "vllm:0.24", {"tp": 8}, None, "fused_moe_triton"),
-        ("deepseek-v3", "h200_sxm", "vllm:0.24", {"tp": 8, "ep": 8}, None, "cutlass_moe"),
+        ("deepseek-v3", "h200_sxm", "vllm:0.24", {"tp": 8}, "flash_attention_3", "fused_moe_triton"),
+        ("deepseek-v3", "h200_sxm", "vllm:0.24", {"tp": 8, "ep": 8}, "flash_attention_3", "cutlass_moe"),
+        # FlashAttention's MLA has no FP8 cache
+        ("deepseek-v3", "h200_sxm", "vllm:0.24", {"tp": 8, "kv_cache_dtype": "fp8"}, "flashmla", "fused_moe_triton"),
         ("llama-3.1-8b", "b200_sxm", "sglang:0.5.6", {}, "flashinfer", None),
         ("llama-3.1-8b", "b200_sxm", "sglang:0.5.14", {}, "trtllm_gen_fmha", None),
         # no sweep holds attention of AMD: the kernel has a name and no time of its own
         ("mixtral-8x7b-v0.1", "mi300x", "vllm:0.18", {}, "triton_attention_vllm", "aiter_fused_moe"),
         ("mixtral-8x7b-v0.1", "mi300x", "vllm:0.21", {}, "rocm_attention", "aiter_fused_moe"),
+        ("deepseek-v3", "mi300x", "vllm:0.18", {"tp": 8}, "triton_attention", "aiter_fused_moe"),
         ("mixtral-8x7b-v0.1", "mi300x", "sglang:0.5.14", {}, "aiter_attention", "aiter_fused_moe"),
     ],
 )
@@ -158,7 +161,8 @@ def test_sources_decide_kernels(
     deployment = {"model": model, "gpu": gpu, "engine": name, "engine_version": version, **flags}
     step = ks.predict(**deployment, phase="decode", batch_size=8, context_len=2048)
     kernels = {row["family"]: row["implementation"] for row in step.kernels.to_pylist()}
-    assert (kernels.get("decode_attention"), kernels.get("moe")) == (attention, experts)
+    found = kernels.get("decode_attention", kernels.get("mla_decode"))
+    assert (found, kernels.get("moe")) == (attention, experts)
 
 
 def test_evidence_names_the_kernel_that_another_stands_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -125,6 +126,9 @@ def test_columns_of_other_names_are_proposed(tmp_path, header, flag):
     ):
         answer = run_command("calibrate", *command)
         assert answer.status == 2 and answer.err.rstrip().endswith(flag), answer.err
+    assert (
+        shape(imported(tmp_path, path, *shlex.split(flag[:-1]))[0])["k"] == 4096
+    )  # with the columns that have our names
 
 
 TABLE = "m,us\n8,1\n"

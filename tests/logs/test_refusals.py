@@ -136,11 +136,8 @@ CASES: list[tuple[str, list[Any], str]] = [
     ("steps", [STEPS.replace('"version":1', '"version":2').replace('"version": 1', '"version": 2')], "of version 2"),
     ("steps", [(DATA / "vllm_iterations.log").read_text().splitlines()[0] + "\n"], "has no step that took time"),
     ("metrics", [BEFORE, AFTER, AFTER], "is one of 3 snapshots without times"),
-    (
-        "metrics",
-        [{"status": "error", "data": {"resultType": "matrix", "result": [{"metric": {}}]}}],
-        "is not a successful answer",
-    ),
+    ("metrics", [{"status": "error", "errorType": "bad_data", "error": "x"}], "is not a successful answer"),
+    ("metrics", [matrix({})], "has no metric of vLLM, SGLang or DCGM"),
     ("metrics", [matrix({("node_load1", "a"): [1, 2]})], "has no metric of vLLM, SGLang or DCGM"),
     ("metrics", [matrix({("vllm:num_requests_running", "a"): [1]})], "has no interval between two scrapes"),
     ("metrics", [SAMPLE], "no two samples"),

@@ -322,6 +322,8 @@ class Nccl(types.ModuleType):
         super().__init__("cupy.cuda.nccl")
         self.state, self.open, self.made = state, False, 0
         self.calls: list[tuple[str, int, int]] = []  # name, numbers, stream
+        self.sent: list[tuple[int, int, int]] = []  # stream, peer, address
+        self.received: list[tuple[int, int, int]] = []
         self.NcclCommunicator = types.SimpleNamespace(initAll=self._made)
 
     def get_version(self) -> int:
@@ -353,6 +355,14 @@ class _Communicator:
 
     def allGather(self, given: int, got: int, count: int, kind: int, stream: int) -> None:
         self._noted("all_gather", given, got, count, kind, stream)
+
+    def send(self, given: int, count: int, kind: int, peer: int, stream: int) -> None:
+        self.of.sent.append((stream, peer, given))
+        self._noted("all_to_all", given, -1, count, kind, stream)
+
+    def recv(self, got: int, count: int, kind: int, peer: int, stream: int) -> None:
+        assert self.of.open and count > 0 and kind == Nccl.NCCL_BFLOAT16
+        self.of.received.append((stream, peer, got))
 
     def reduceScatter(self, given: int, got: int, count: int, kind: int, add: int, stream: int) -> None:
         self._noted("reduce_scatter", given, got, count, kind, stream)

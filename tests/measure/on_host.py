@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kernelsight.measure.cuda.attention import Bench
 from kernelsight.measure.cuda.buffers import NUMBER_FORMATS
+from kernelsight.measure.cuda.libraries import Bench
 from tests.measure import fake_cupy
 
 

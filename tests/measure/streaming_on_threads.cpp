@@ -186,8 +186,10 @@ static void choices() {
   told("top_k_top_p");
 }
 
-// attention of ROWS sequences over pages in another order; rope 0: keys and values apart, in a bf16 or an E4M3 cache
-static void attention(const char* name, int context, int heads, int kv_heads, int width, int rope, int is_fp8, int splits) {
+// attention of the last `per` tokens of ROWS / per sequences over pages in another order; rope 0: keys and values apart, in a
+// bf16 or an E4M3 cache
+static void attention(const char* name, int context, int heads, int kv_heads, int width, int rope, int is_fp8, int splits,
+                      int per = 1) {
   int pages_of_row = (context + PAGE - 1) / PAGE, slots = ROWS * pages_of_row * PAGE, stride = width + rope;
   std::vector<int> pages(ROWS * pages_of_row);
   for (size_t i = 0; i < pages.size(); ++i) pages[i] = (int)((i * 5 + 3) % pages.size());
@@ -206,26 +208,27 @@ static void attention(const char* name, int context, int heads, int kv_heads, in
     if (rope)
       paged_mla_decode(parts.data(), queries.data(), keys.data(), pages.data(), context, heads, width, rope, splits, scale);
     else
-      paged_decode(parts.data(), queries.data(), is_fp8 ? (void*)narrow_keys.data() : keys.data(),
-                   is_fp8 ? (void*)narrow_values.data() : values.data(), pages.data(), context, heads, kv_heads, width, is_fp8, splits, scale);
+      paged_attention(parts.data(), queries.data(), is_fp8 ? (void*)narrow_keys.data() : keys.data(),
+                   is_fp8 ? (void*)narrow_values.data() : values.data(), pages.data(), context, per, heads, kv_heads, width, is_fp8, splits, scale);
   }, ROWS * kv_heads * ((group + each - 1) / each) * splits, 128);
   launch([&] { join_parts(out.data(), parts.data(), splits, width); }, ROWS * heads);
   for (int row = 0; row < ROWS; ++row)
     for (int head = 0; head < heads; ++head) {
+      int seen = context - per + 1 + row % per;
       std::vector<double> logits(context);
       double total = 0.0;
       auto at = [&](int token) {
-        size_t slot = (size_t)pages[row * pages_of_row + token / PAGE] * PAGE + token % PAGE;
+        size_t slot = (size_t)pages[row / per * pages_of_row + token / PAGE] * PAGE + token % PAGE;
         return (slot * kv_heads + head / group) * stride;
       };
-      for (int token = 0; token < context; ++token) {
+      for (int token = 0; token < seen; ++token) {
         double logit = 0.0;
         for (int e = 0; e < stride; ++e) logit += queries.at((row * heads + head) * stride + e) * key(at(token) + e);
         total += logits[token] = std::exp(logit * scale);
       }
       for (int e = 0; e < width; ++e) {
         double expected = 0.0;
-        for (int token = 0; token < context; ++token) expected += logits[token] / total * value(at(token) + e);
+        for (int token = 0; token < seen; ++token) expected += logits[token] / total * value(at(token) + e);
         held(out.at((row * heads + head) * width + e), expected, 0.1);
       }
     }
@@ -257,6 +260,7 @@ int main() {
   choices();
   attention("paged_decode", 37, 6, 1, 64, 0, 0, 3);
   attention("paged_decode_fp8", 50, 8, 2, 128, 0, 1, 1);
+  attention("paged_prefill", 45, 4, 2, 64, 0, 0, 2, ROWS);
   attention("paged_mla_decode", 19, 3, 1, 512, 64, 0, 2);
   experts();
 }

@@ -68,9 +68,7 @@ def test_every_library_sees_the_shape_that_a_point_states(implementation: str, s
         lacks = {"window"} if shape.window else set()
         lacks |= {"fp8"} if shape.cache_bytes == 1 else set()
         if lacks - ABLE[implementation] or (decode and implementation == "cudnn_frontend"):
-            with pytest.raises(
-                CannotMeasure, match="has no sliding window|does not support an 8-bit cache|is not used for"
-            ):
+            with pytest.raises(CannotMeasure, match="has no sliding window|does not take bf16/fp8|is not used for"):
                 gpu.prepare(one)
             continue
         kernel = gpu.prepare(one)
@@ -98,7 +96,7 @@ def test_experts_are_all_given_as_many_tokens_and_their_bytes_are_those_that_tra
     assert (row["format"], row["math"]) == (dtype, "bf16" if width == 2 else "fp8")
     table = call_rows(pa.Table.from_pylist([row], sweep_schema()), "moe")
     assert kernel.bytes == pytest.approx(table["bytes"][0].as_py(), rel=0.05)
-    for wrong, reason in (({"moe_ep": 2}, "of this GPU alone"), ({"top_k": 17}, "reaches 17 experts")):
+    for wrong, reason in (({"expert_matrices": 2}, "with a gate"), ({"top_k": 17}, "reaches 17 experts")):
         shape = tuple((one.sizes | wrong).items())
         with pytest.raises(CannotMeasure, match=reason):
             gpu.prepare(one._replace(shape=shape))
@@ -207,7 +205,9 @@ def test_a_library_whose_parts_do_not_fit_is_not_called_missing(
         open_gpu(0, None).prepare(one)
 
 
-@pytest.mark.parametrize(("family", "share"), [("all_reduce", 1), ("all_gather", 4), ("reduce_scatter", 4)])
+@pytest.mark.parametrize(
+    ("family", "share"), [("all_reduce", 1), ("all_gather", 4), ("reduce_scatter", 4), ("all_to_all", 4)]
+)
 def test_collectives_start_on_every_gpu_within_one_group(
     family: str, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,10 +219,15 @@ def test_collectives_start_on_every_gpu_within_one_group(
         one = point(family, "nccl", "bf16", bytes=size, gpus=4)
         kernel = gpu.prepare(one)
         # numbers of 16 bits: of the whole tensor, or of one GPU's part of it
-        assert {(name, count) for name, count, _ in nccl.calls[-4:]} == {(family, size // 2 // share)}
-        assert len({stream for *_, stream in nccl.calls[-4:]}) == 4 and not kernel.captured
+        latest = nccl.calls[-16 if family == "all_to_all" else -4 :]
+        assert {(name, count) for name, count, _ in latest} == {(family, size // 2 // share)}
+        assert len({stream for *_, stream in latest}) == 4 and not kernel.captured
         assert time_point(gpu, one, Rule(), Watch(), kernel).latency_us == pytest.approx(LAUNCH_US, rel=1e-6)
     assert nccl.made == 1 and kernel.engine_version == "2.30.7"
+    for exchanged in (nccl.sent[-16:], nccl.received[-16:]):
+        # a part of the tensor for every peer
+        assert len({one[:2] for one in exchanged}) == len({one[2] for one in exchanged}) == len(exchanged)
+        assert len(exchanged) == (16 if family == "all_to_all" else 0)
 
 
 def test_without_nccl_a_collective_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,9 @@ from kernelsight.measure.cuda.cublaslt import (
 )
 from kernelsight.measure.cuda.device import PREPARE, open_gpu
 from kernelsight.measure.cuda.gpu import Nvml
-from kernelsight.measure.suite import FAMILIES
+from kernelsight.measure.cuda.libraries import builder
+from kernelsight.measure.library_kernels import LIBRARY_KERNELS
+from kernelsight.measure.suite import FAMILIES, OWN
 from tests.measure import fake_cupy, nvrtc
 
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "sm_count": 132, "memory_bytes": 150754820096}
@@ -55,7 +57,7 @@ def test_the_kernels_assemble_and_blocks_of_1024_threads_fit_the_registers(archi
     assert code == "\x7fELF", log
     assert set(found) == set(fake_cupy.signatures())
     # attention and the products of experts run in blocks of 128
-    small = {"paged_decode", "paged_mla_decode", "grouped_product"}
+    small = {"paged_attention", "paged_mla_decode", "grouped_product"}
     assert {name: used for name, used in found.items() if used[0] > (255 if name in small else 64) or used[1]} == {}
 
 
@@ -89,7 +91,9 @@ def test_limits_are_read_by_the_name_that_the_driver_knows(name: str) -> None:
 
 
 def test_every_family_that_a_suite_may_name_has_kernels() -> None:
-    assert set(PREPARE) == set(FAMILIES)
+    assert set(PREPARE) == {name for name, own in OWN.items() if own}
+    assert {name for name, _ in LIBRARY_KERNELS} <= set(FAMILIES)
+    assert all(callable(builder(kernel)) and kernel.checked for kernel in LIBRARY_KERNELS.values())
 
 
 @pytest.mark.parametrize("batch", [1, 8])

@@ -13,7 +13,7 @@ from kernelsight.measure.cuda.gpu import MOST_COPIES
 from kernelsight.measure.device import FLUSH_CACHES, CannotMeasure, DeviceLost
 from kernelsight.measure.rows import row_of, sweep_schema
 from kernelsight.measure.run import time_point
-from kernelsight.measure.suite import FAMILIES, Point, Rule, number_formats
+from kernelsight.measure.suite import FAMILIES, OF_NO_ENGINE, OWN_DTYPES, Point, Rule, number_formats
 from kernelsight.measure.timing import Watch
 from tests.measure import fake_cupy
 from tests.measure.fake_cupy import LAUNCH_US, State
@@ -72,13 +72,22 @@ def test_bytes_are_those_that_training_counts(family: str, state: State) -> None
 
 
 SHAPES = {
+    "prefill_attention": {
+        "batch": 2,
+        "new_tokens": 256,
+        "cached_tokens": 3840,
+        "heads": 32,
+        "kv_heads": 8,
+        "window": 0,
+    },
     "decode_attention": {"batch": 4, "context": 4095, "heads": 32, "kv_heads": 8, "window": 0},
     "mla_decode": {"batch": 4, "context": 4095, "heads": 16, "kv_lora_rank": 512, "rope_dim": 64},
     "moe": {"tokens": 16, "hidden": 1024, "intermediate": 512, "experts": 8, "top_k": 2}
     | {"moe_tp": 1, "moe_ep": 1, "expert_matrices": 3},
 }
 KERNELS_OF = {
-    "decode_attention": ["paged_decode", "join_parts"],
+    "prefill_attention": ["paged_attention", "join_parts"],
+    "decode_attention": ["paged_attention", "join_parts"],
     "mla_decode": ["paged_mla_decode", "join_parts"],
     "moe": ["grouped_product", "gated_activation", "grouped_product"],
 }
@@ -89,10 +98,9 @@ def test_kernels_without_a_library_are_launched_as_declared_and_move_what_traini
     family: str, state: State
 ) -> None:
     gpu, rows, moved = open_gpu(0, None), [], []
-    own = {"paged_decode", "paged_mla_decode", "grouped_products"}
-    for point in (
-        one for one in points(family, **SHAPES[family]) if one.implementation in own and one.dtype != "fp8_block"
-    ):
+    for point in (one for one in points(family, **SHAPES[family]) if one.implementation in OF_NO_ENGINE):
+        if point.dtype not in OWN_DTYPES[family]:
+            continue
         kernel = gpu.prepare(point)
         assert [name for name, _, _ in state.launched][-len(KERNELS_OF[family]) :] == KERNELS_OF[family]
         timing = time_point(gpu, point, Rule(), Watch(), kernel)
@@ -100,6 +108,8 @@ def test_kernels_without_a_library_are_launched_as_declared_and_move_what_traini
         rows.append(row_of(point, kernel, timing, gpu.identity()))
         moved.append(kernel.bytes)
         kernel.close()
+    # one that is far from an engine's speed is no evidence of it
+    assert {bool(row["not_fitted"]) for row in rows} == {family == "prefill_attention"}
     table = pa.Table.from_pylist(rows, sweep_schema())
     assert moved == pytest.approx(call_rows(table, family)["bytes"].to_pylist(), rel=0.05)
 

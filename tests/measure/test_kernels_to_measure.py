@@ -16,11 +16,11 @@ from kernelsight.fitting.experimental_design import first_largest
 from kernelsight.measure.kernels_to_measure import (
     _positions,
     features_of_points,
-    measurable,
     of_families,
     seconds_of,
     served_calls,
 )
+from kernelsight.measure.points_to_measure import measurable
 from kernelsight.measure.suite import SUSTAINED, read_suite
 
 
@@ -60,8 +60,12 @@ def test_a_plan_is_a_suite_within_its_minutes(tmp_path: Path, capsys: pytest.Cap
 def test_calls_that_no_suite_can_measure_give_no_point() -> None:
     call = {"family": "gemm", "shape": {"m": 1, "n": 64, "k": 64}, "format": "nvfp4", "math": "fp4", "weight": 1.0}
     more = {"latency_us": 5.0, "half": 0.2}
-    assert measurable([{**call, **more}]) == []
+    assert measurable([{**call, **more, "format": "int4_wo"}]) == []
     assert measurable([{**call, **more, "family": "mla_decode"}]) == []
+    latent = {"batch": 8, "context": 63, "heads": 16, "kv_lora_rank": 512, "rope_dim": 64}
+    absorbed = {**more, "family": "mla_decode", "shape": latent, "format": "bf16", "math": "bf16", "weight": 1.0}
+    kernels = [measurable([absorbed], capability=of)[0]["implementation"] for of in (8.0, 9.0, 10.0)]
+    assert kernels == ["flashinfer", "flashmla", "trtllm_gen_mla"]
     windowed = {"batch": 1, "context": 8, "heads": 8, "kv_heads": 8, "head_dim": 64, "window": 128}
     decode = {**call, **more, "family": "decode_attention", "shape": windowed, "format": "bf16", "math": "bf16"}
     assert measurable([{**decode, "format": "fp4"}]) == []

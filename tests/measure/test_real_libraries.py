@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelsight.measure.cuda.attention import PAGE, Bench, shape_of
+from kernelsight.measure.cuda.attention import PAGE, shape_of
 from kernelsight.measure.cuda.collectives import nccl_version
 from kernelsight.measure.cuda.device import open_gpu
+from kernelsight.measure.cuda.libraries import Bench
 from kernelsight.measure.suite import Point
 from tests.measure import fake_cupy, fake_libraries, on_host
 
@@ -245,6 +246,8 @@ def test_nccl_has_the_words_that_it_is_called_with() -> None:
         "allReduce": f"{ends} count, int datatype, int op, intptr_t stream)",
         "allGather": f"{ends} count, int datatype, intptr_t stream)",
         "reduceScatter": f"{ends} recvcount, int datatype, int op, intptr_t stream)",
+        "send": "(self, intptr_t sendbuf, size_t count, int datatype, int peer, intptr_t stream)",
+        "recv": "(self, intptr_t recvbuf, size_t count, int datatype, int peer, intptr_t stream)",
     }.items():
         assert getattr(nccl.NcclCommunicator, name).__doc__.splitlines()[0].endswith(words)
     assert callable(nccl.groupStart) and callable(nccl.groupEnd)

@@ -16,7 +16,7 @@ BF16, E4M3 = 2.0**-8 + 4e-3, 2.0**-4
 WORST = {
     **dict.fromkeys(("rms_norm", "fused_add_rms_norm", "silu_and_mul", "gelu_and_mul", "rope_neox"), BF16),
     **dict.fromkeys(("quantize_per_tensor", "quantize_per_token", "quantize_per_block"), E4M3),
-    **dict.fromkeys(("paged_decode", "paged_decode_fp8", "paged_mla_decode", "grouped_product"), BF16),
+    **dict.fromkeys(("paged_decode", "paged_decode_fp8", "paged_prefill", "paged_mla_decode", "grouped_product"), BF16),
     "softmax": 1e-5,
     "argmax": 0.0,
     "top_k_top_p": 0.0,

@@ -6,6 +6,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.measure import suite as suites
+from kernelsight.measure.cuda.device import _STREAMING
 from kernelsight.measure.suite import FAMILIES, read_suite, suite_of, suites_folder
 
 GEMM = {"family": "gemm", "axes": {"m": [1, 2], "n": 64, "k": 64}}
@@ -17,8 +18,8 @@ def test_suites_that_ship(name: str) -> None:
     suite = read_suite(name)
     assert suite.name == name
     assert len({point.key for point in suite.points}) == len(suite.points) > 100
-    single = set(FAMILIES) - {"batched_gemm", "all_reduce", "all_gather", "reduce_scatter", "p2p", "moe", "mla_decode"}
-    assert {point.family for point in suite.points} >= (set(FAMILIES) if name == "paper" else single)
+    named = {point.family for point in suite.points}
+    assert named == set(FAMILIES) if name == "paper" else named >= set(_STREAMING) | {"gemm", "decode_attention"}
 
 
 def test_axes_are_multiplied_and_points_are_listed() -> None:

@@ -146,7 +146,16 @@ def test_a_file_of_ones_own(own):
         ("like: grouped_query", "source: mine", "line 6: layers: they lack count, ffn; be like decoder"),
         ("layers:", "columns: {hidden: full}\nlayers:", "hidden is 'full' for this config, but must be a whole number"),
         ("{default: 2}", "{names: 5}", "line 5: fields.window_every.names must be a list"),
-        ("layers:", "checks:\n  - holds: 1\nlayers:", "line 6: checks: each has holds, field, expected"),
+        ("layers:", "checks:\n  - holds: 1\nlayers:", "line 6: checks must be a mapping with field, expected"),
+        ("layers:", "checks: [{holds: 1, field: x, expected: y}]\nlayers:", "line 6: checks: there is no field 'x'"),
+        ("layers:", "products: {p: {for: [wide], n: 1, k: 1}}\nlayers:", "p: no layer is of kind 'wide'"),
+        ("layers:", "products: {p: {for: [full], format: x, n: 1, k: 1}}\nlayers:", "p.format must be attention or"),
+        ("layers:", "products: {p: {for: [full], n: {}, k: 1}}\nlayers:", "p: n is an expression, or one for one of"),
+        (
+            "layers:",
+            "products: {p: {for: [full], n: {rows: 1}, k: 1}}\nlayers:",
+            "must be one of the known names: heads",
+        ),
         ("[MineForCausalLM]", "[MineForCausalLM", "mine.yaml is not YAML"),
     ],
 )

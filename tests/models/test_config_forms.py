@@ -82,9 +82,10 @@ def test_a_gguf_file_is_the_config_that_states_the_same(tmp_path):
     assert shape(found) == config() and found[0]["model"] == "my-llama"
     # no matrix of the output: the embedding is reused
     assert shape(read(tmp_path, gguf(tensors=["token_embd.weight"]))) == config(tie_word_embeddings=True)
-    # most matrices in 4 bit (Q4_K_M)
-    row, _ = read(tmp_path, gguf(**{"general.file_type": 15}))
-    assert (row["ffn_format"], row["kv_cache_format"]) == ("int4_g32_wo", "fp16")
+    # most matrices in Q4_K_M, Q5_K_M, Q6_K
+    rows = [read(tmp_path, gguf(**{"general.file_type": kind}))[0] for kind in (15, 17, 18)]
+    assert [row["ffn_format"] for row in rows] == ["int4_g32_wo", "q5_k_wo", "q6_k_wo"]
+    assert rows[0]["kv_cache_format"] == "fp16"
     moe = {"llama.expert_count": 8, "llama.expert_used_count": 2}
     assert read(tmp_path, gguf(**moe))[0]["experts"] == 8
 

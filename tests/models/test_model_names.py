@@ -6,7 +6,7 @@ import pytest
 
 from kernelsight.catalog.model_names import find_variant
 from kernelsight.errors import InvalidInput, UnknownName
-from kernelsight.models.variants import is_quantised
+from kernelsight.scenario.model_variants import is_quantised
 from kernelsight.scenario.scenario_rows import resolve_model, resolve_names
 from kernelsight.session import connect
 

@@ -280,7 +280,12 @@ def test_the_command_and_its_work_end(tmp_path: Path, way: str) -> None:
         ("sql", {"query": "select * from read_csv('/etc/passwd')"}, "file"),
         ("sql", {"query": "copy gpus to '/tmp/gpus.csv'"}, "SELECT"),
         ("size", {"gpus": ["l4"]}, "slo"),
-        ("size", {"gpus": "l4,h100"}, "^argument gpus of tool size: input should be a valid list.$"),
+        (
+            "size",
+            {"gpus": "l4,h100", "slo": "ttft:1s", "users": "x"},
+            "^argument users of tool size: input should be a",
+        ),
+        ("size", {"gpus": "l4", "slo": "ttft_p99:1s", "model": "qwen3-0.6b"}, "rate"),
         ("simulate", {"isl": 5}, "^unknown argument 'isl'. It is input_len here.$"),
     ],
 )

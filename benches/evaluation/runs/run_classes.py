@@ -17,7 +17,7 @@ from kernelsight.evaluation.runs.run_scores import (
     measured_both,
     scores,
 )
-from kernelsight.models.variants import base_of
+from kernelsight.scenario.model_variants import base_of
 
 KINDS = {"all": (False, True), "dense": (False,), "moe": (True,)}
 

@@ -10,13 +10,12 @@ from typing import Any
 from kernelsight.cli.calibrate import measure
 
 COLUMNS = ("what", "this_gpu", "catalogue")
-# libraries whose attention kernels can be measured, if installed
-LIBRARIES = ("torch", "flashinfer-python", "vllm", "nvidia-cudnn-frontend")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the device's properties next to the catalogue's, its state and libraries; with -o write a --gpus row."""
     from kernelsight.measure.catalogue import catalogue_rows, unlisted, write_row
+    from kernelsight.measure.library_kernels import LIBRARY_KERNELS
     from kernelsight.present.output import check_ending, note, print_rows
 
     target = check_ending(arguments.output, (".json",))
@@ -29,7 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
         "sm_clock_now_hz": state.sm_clock_hz,
         "temperature_c": state.temperature_c,
         "limited_by": " ".join(sorted(state.limits)) or None,
-        **{name: installed(name) for name in LIBRARIES},
+        **{kernel.distribution: installed(kernel.distribution) for kernel in LIBRARY_KERNELS.values()},
     }
     rows += [{"what": name, "this_gpu": _text(value), "catalogue": ""} for name, value in readings.items()]
     print_rows(rows, list(COLUMNS), arguments.format)

@@ -7,13 +7,10 @@ import argparse
 from kernelsight.cli.options import open_session
 from kernelsight.errors import InvalidInput
 from kernelsight.measure.kernels_to_measure import (
-    ATTENTION,
-    attention_of,
     choose,
     choose_points,
     features_of_points,
     first_minute,
-    measurable,
     of_families,
     seconds_of,
     served_calls,
@@ -21,6 +18,7 @@ from kernelsight.measure.kernels_to_measure import (
     suite_of_points,
     sustained_product,
 )
+from kernelsight.measure.points_to_measure import ATTENTION, attention_of, capability_of, measurable
 from kernelsight.number_format import percent, rounded
 from kernelsight.scenario.scenario_rows import resolve_gpu
 
@@ -40,7 +38,9 @@ def run(arguments: argparse.Namespace) -> None:
     with open_session(arguments) as session:
         arguments.gpu = resolve_gpu(session, arguments.gpu)
         calls = served_calls(session, arguments.gpu, models, engines)
-        points = of_families(measurable(calls, attention_of(arguments.attention)), arguments.families)
+        capability = capability_of(session.table("gpus"), arguments.gpu)
+        points = measurable(calls, attention_of(arguments.attention), capability)
+        points = of_families(points, arguments.families)
         if not points:
             raise InvalidInput("none of these models' kernels can be measured; name other models with --models.")
         gpus, product = session.table("gpus"), sustained_product(points)

@@ -20,12 +20,14 @@ from kernelsight.files.budget import ROWS, SETTINGS
 from kernelsight.files.parquet_files import read_parquet
 from kernelsight.files.row_files import cells_of
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
+from kernelsight.scenario.flags import ALIASES
 from kernelsight.serving.load.trace_formats import MOST_FIELDS
 
 AICONFIGURATOR = "aiconfigurator"
 ENDINGS = (".csv", ".parquet")
-# names of columns in older files
-FORMER = {"harness": "campaign"}
+# other names of columns: in older files, of flags and of clients' results
+FORMER = {flag: name for name in ("tp", "pp", "dp", "ep", "isl", "osl") if (flag := ALIASES[name])}
+FORMER |= {"harness": "campaign", "ttft_mean_ms": "ttft_ms", "tpot_mean_ms": "tpot_ms"}
 HELD_OUT = "GPU held out for the final evaluation"
 
 

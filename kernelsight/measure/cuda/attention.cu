@@ -17,16 +17,19 @@ __device__ inline float sum_of_warp(float value) {
 
 constexpr int PAGE = 16, WARPS = 4;
 
-// One block: some heads of a sequence over one of `splits` parts of its keys; a lane holds every 32nd element.
+// One block: some heads of a query over one of `splits` parts of the keys that it sees; a lane holds every 32nd element.
+// Queries are the last `per` tokens of each sequence of `context` keys, and see those up to their own.
 // parts: for each (row, head, split) value_width sums, then their largest logit and total weight.
 template <int HEADS, int EACH>
 __device__ void attend(float* parts, const bf16* queries, const void* keys, const void* values, const int* pages, int context,
-                       int heads, int kv_heads, int width, int value_width, int value_stride, int is_fp8, int splits, float scale) {
+                       int per, int heads, int kv_heads, int width, int value_width, int value_stride, int is_fp8, int splits,
+                       float scale) {
   __shared__ float weights[WARPS][HEADS], tops[WARPS][HEADS], sums[WARPS][EACH * 32];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = heads / kv_heads, chunks = (group + HEADS - 1) / HEADS;
   int split = blockIdx.x % splits, rest = blockIdx.x / splits;
   int chunk = rest % chunks, kv_head = rest / chunks % kv_heads, row = rest / chunks / kv_heads;
   int first = kv_head * group + chunk * HEADS, pages_of_row = (context + PAGE - 1) / PAGE;
+  int seen = context - per + 1 + row % per;
   float query[HEADS][EACH], sum[HEADS][EACH], top[HEADS], weight[HEADS];
   for (int h = 0; h < HEADS; ++h) {
     top[h] = -1e30f;
@@ -38,9 +41,9 @@ __device__ void attend(float* parts, const bf16* queries, const void* keys, cons
       query[h][e] = used && at < width ? scale * from_bf16(queries[((u64)row * heads + first + h) * width + at]) : 0.0f;
     }
   }
-  int each = (context + splits - 1) / splits, last = (split + 1) * each < context ? (split + 1) * each : context;
+  int each = (seen + splits - 1) / splits, last = (split + 1) * each < seen ? (split + 1) * each : seen;
   for (int token = split * each + warp; token < last; token += WARPS) {
-    u64 slot = (u64)pages[(u64)row * pages_of_row + token / PAGE] * PAGE + token % PAGE;
+    u64 slot = (u64)pages[(u64)(row / per) * pages_of_row + token / PAGE] * PAGE + token % PAGE;
     u64 key_at = (slot * kv_heads + kv_head) * width, value_at = (slot * kv_heads + kv_head) * value_stride;
     float key[EACH], value[EACH];
     for (int e = 0; e < EACH; ++e) {
@@ -84,16 +87,17 @@ __device__ void attend(float* parts, const bf16* queries, const void* keys, cons
   }
 }
 
-// blocks: rows x kv_heads x chunks of 4 heads x splits; 128 threads
-extern "C" __global__ void paged_decode(float* parts, const bf16* queries, const void* keys, const void* values, const int* pages,
-                                        int context, int heads, int kv_heads, int width, int is_fp8, int splits, float scale) {
-  attend<4, 8>(parts, queries, keys, values, pages, context, heads, kv_heads, width, width, width, is_fp8, splits, scale);
+// blocks: queries x kv_heads x chunks of 4 heads x splits; 128 threads
+extern "C" __global__ void paged_attention(float* parts, const bf16* queries, const void* keys, const void* values,
+                                           const int* pages, int context, int per, int heads, int kv_heads, int width, int is_fp8,
+                                           int splits, float scale) {
+  attend<4, 8>(parts, queries, keys, values, pages, context, per, heads, kv_heads, width, width, width, is_fp8, splits, scale);
 }
 
 // latent attention after absorption: keys of rank + rope elements, whose first rank elements are the values
 extern "C" __global__ void paged_mla_decode(float* parts, const bf16* queries, const void* latents, const int* pages, int context,
                                             int heads, int rank, int rope, int splits, float scale) {
-  attend<2, 18>(parts, queries, latents, latents, pages, context, heads, 1, rank + rope, rank, rank + rope, 0, splits, scale);
+  attend<2, 18>(parts, queries, latents, latents, pages, context, 1, heads, 1, rank + rope, rank, rank + rope, 0, splits, scale);
 }
 
 // one block a row and head

@@ -47,6 +47,11 @@ class Group:
                 communicator.allReduce(send, receive, count, dtype, add, stream)
             elif family == "all_gather":
                 communicator.allGather(send, receive, count // len(self.devices), dtype, stream)
+            elif family == "all_to_all":
+                part, each = count // len(self.devices), self.size // len(self.devices)
+                for peer in range(len(self.devices)):
+                    communicator.send(send + peer * each, part, dtype, peer, stream)
+                    communicator.recv(receive + peer * each, part, dtype, peer, stream)
             else:
                 communicator.reduceScatter(send, receive, count // len(self.devices), dtype, add, stream)
 

@@ -6,14 +6,14 @@ import importlib.util
 from collections.abc import Callable
 
 from kernelsight.errors import InvalidInput
-from kernelsight.measure.cuda import attention, collectives, copies, experts, gemm, paged, streaming
+from kernelsight.measure.cuda import collectives, copies, gemm, libraries, paged, streaming
 from kernelsight.measure.cuda.buffers import Prepared
 from kernelsight.measure.cuda.gpu import Gpu
 from kernelsight.measure.cuda.streaming import flush_of
-from kernelsight.measure.suite import GROUPED, PAGED, Point
+from kernelsight.measure.suite import COLLECTIVES, OWN, Point
 
 _STREAMING = ("norm", "activation", "rope", "kv_write", "quantize", "embedding", "softmax", "sampling")
-# what prepares a point's kernel, by kernel family
+# what prepares a point's kernel where it is not one of an installed library, by kernel family
 PREPARE: dict[str, Callable[[Gpu, Point], Prepared]] = {
     "gemm": gemm.product,
     "batched_gemm": gemm.product,
@@ -21,14 +21,16 @@ PREPARE: dict[str, Callable[[Gpu, Point], Prepared]] = {
     "launch": streaming.empty,
     "copy": copies.copy,
     "p2p": copies.peer,
-    "prefill_attention": attention.prepare,
-    "decode_attention": lambda gpu, point: (paged.attention if point.implementation == PAGED else attention.prepare)(
-        gpu, point
-    ),
-    "mla_decode": paged.attention,
-    "moe": lambda gpu, point: (paged.experts if point.implementation == GROUPED else experts.prepare)(gpu, point),
-    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), collectives.prepare),
+    **dict.fromkeys(("prefill_attention", "decode_attention", "mla_decode"), paged.attention),
+    "moe": paged.experts,
+    **dict.fromkeys(COLLECTIVES, collectives.prepare),
 }
+
+
+def prepare(gpu: Gpu, point: Point) -> Prepared:
+    """Prepare the kernel of a point; CannotMeasure if a library, this GPU or its memory does not support it."""
+    own = point.implementation in OWN[point.family]
+    return (PREPARE[point.family] if own else libraries.prepare)(gpu, point)
 
 
 def open_gpu(ordinal: int, gpu: str | None) -> Gpu:
@@ -52,4 +54,4 @@ def open_gpu(ordinal: int, gpu: str | None) -> Gpu:
         ) from None
     if not 0 <= ordinal < count:
         raise InvalidInput(f"--device {ordinal} does not exist; CUDA finds {count} GPUs, numbered from 0.")
-    return Gpu(ordinal, gpu, PREPARE, flush_of)
+    return Gpu(ordinal, gpu, prepare, flush_of)

@@ -11,7 +11,7 @@ import ctypes
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -119,12 +119,12 @@ Preparation = Callable[["Gpu", Point], Kernel]
 class Gpu:
     """A CUDA device; all work goes to one stream of it.
 
-    ``prepare``: by kernel family, the function that builds the kernel of a point on this GPU; ``flush``: the function
-    that builds a launch which reads a number of bytes, after which L2 holds nothing else.
+    ``prepare``: builds the kernel of a point on this GPU; ``flush``: builds a launch which reads a number of bytes,
+    after which L2 holds nothing else.
     """
 
     def __init__(
-        self, ordinal: int, gpu: str | None, prepare: Mapping[str, Preparation], flush: Callable[[Gpu, int], Launch]
+        self, ordinal: int, gpu: str | None, prepare: Preparation, flush: Callable[[Gpu, int], Launch]
     ) -> None:
         import cupy
 
@@ -143,7 +143,7 @@ class Gpu:
         self.reached: set[int] = set()
         self.communicators: dict[tuple[int, ...], Any] = {}
         self.cudnn_handle: Any = None
-        self._preparations, self._build_flush = prepare, flush
+        self._build_kernel, self._build_flush = prepare, flush
         self._flush: Launch | None = None
 
     def identity(self) -> Identity:
@@ -178,8 +178,12 @@ class Gpu:
 
     def prepare(self, point: Point) -> Kernel:
         """Build the kernel of a point and run it once, so that nothing is loaded or selected while it is timed."""
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        if torch := sys.modules.get("torch"):
+            # PyTorch's memory pool of earlier points
+            torch.cuda.empty_cache()
         with self.stream:
-            kernel = self._guarded(lambda: self._preparations[point.family](self, point))
+            kernel = self._guarded(lambda: self._build_kernel(self, point))
             try:
                 self._guarded(lambda: (kernel.launch(0), self.stream.synchronize()))
             except BaseException:
@@ -187,14 +191,13 @@ class Gpu:
                 raise
             return kernel
 
-    def copies_of(self, size: int, cache: str) -> int:
-        """Return the number of sets of buffers of ``size`` bytes for a point; CannotMeasure if none fits."""
-        self.cupy.get_default_memory_pool().free_all_blocks()
-        if torch := sys.modules.get("torch"):
-            # PyTorch's memory pool of earlier points
-            torch.cuda.empty_cache()
+    def copies_of(self, size: int, cache: str, built: int = 0) -> int:
+        """Return the number of sets of buffers of ``size`` bytes for a point; CannotMeasure if none fits.
+
+        ``built``: how many of them are built already.
+        """
         free, _ = self.runtime.memGetInfo()
-        most = int(MEMORY_SHARE * free) // max(size, 1)
+        most = built + int(MEMORY_SHARE * free) // max(size, 1)
         if most < 1:
             raise CannotMeasure(NO_MEMORY)
         return min(most, MOST_COPIES) if cache == "cold" else 1

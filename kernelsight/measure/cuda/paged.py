@@ -11,39 +11,43 @@ from kernelsight.measure.suite import Point
 from kernelsight.version import VERSION
 
 OWN = ("kernelsight", VERSION)
-# of attention.cu: tokens of a page, threads of a block, heads of a block and widest head, by kernel
+# of attention.cu: tokens of a page, threads of a block; heads of a block and widest head of the two kernels
 PAGE, THREADS = 16, 128
-HEADS, WIDEST = {"decode_attention": 4, "mla_decode": 2}, {"decode_attention": 256, "mla_decode": 576}
+HEADS, LATENT = (4, 256), (2, 576)
 # fewest keys of a part of a sequence, and blocks of a multiprocessor that parts are made for
 LEAST_KEYS, BLOCKS_PER_SM = 256, 4
 Launch = Callable[[], None]
 
 
 def attention(gpu: Gpu, point: Point) -> Prepared:
-    """Prepare decode attention of keys and values, or of latents (MLA after absorption), over a paged cache."""
+    """Prepare attention of prompts or single tokens, or of latents (MLA after absorption), over a paged cache."""
     sizes, latent = point.sizes, point.family == "mla_decode"
-    batch, heads, keys = sizes["batch"], sizes["heads"], sizes["context"] + 1
+    batch, heads, new = sizes["batch"], sizes["heads"], sizes.get("new_tokens", 1)
+    keys, rows = sizes["context"] + 1 if new == 1 and "context" in sizes else sizes["cached_tokens"] + new, batch * new
+    heads_of_block, widest = LATENT if latent else HEADS
     kv_heads = 1 if latent else sizes["kv_heads"]
     rope = sizes["rope_dim"] if latent else 0
     values = sizes["kv_lora_rank"] if latent else sizes["head_dim"]
     width, cache_bytes = values + rope, 1 if point.dtype.endswith("fp8") else 2
+    if latent and cache_bytes == 1:
+        raise CannotMeasure("this kernel reads 16-bit latents")
     if sizes.get("window"):
         raise CannotMeasure("this kernel reads all keys, without a window")
-    if heads % kv_heads or width > WIDEST[point.family]:
-        raise CannotMeasure(f"its heads share no keys evenly, or are wider than {WIDEST[point.family]}")
-    blocks = batch * kv_heads * -(-heads // kv_heads // HEADS[point.family])
+    if heads % kv_heads or width > widest:
+        raise CannotMeasure(f"its heads share no keys evenly, or are wider than {widest}")
+    blocks = rows * kv_heads * -(-heads // kv_heads // heads_of_block)
     wanted = -(-BLOCKS_PER_SM * int(gpu.properties["multiProcessorCount"]) // blocks)
     splits = max(1, min(wanted, keys // LEAST_KEYS))
     pages = batch * -(-keys // PAGE)
     cached = batch * keys * kv_heads * width * (1 if latent else 2) * cache_bytes
-    moved = cached + 2 * batch * heads * (width + values)
+    moved = cached + 2 * rows * heads * (width + values)
     memory = Memory(gpu)
-    table, parts = memory.pages(pages), memory.empty(4 * batch * heads * splits * (values + 2))
+    table, parts = memory.pages(pages), memory.empty(4 * rows * heads * splits * (values + 2))
     stored = "fp8" if cache_bytes == 1 else "bf16"
     scale = float(width) ** -0.5
 
     def build() -> Launch:
-        queries, output = memory.filled("bf16", batch * heads * width), memory.empty(2 * batch * heads * values)
+        queries, output = memory.filled("bf16", rows * heads * width), memory.empty(2 * rows * heads * values)
         caches = [memory.filled(stored, pages * PAGE * kv_heads * width) for _ in range(1 if latent else 2)]
         addresses = (parts, queries, *caches, table)
         attend = (
@@ -52,11 +56,11 @@ def attention(gpu: Gpu, point: Point) -> Prepared:
             )
             if latent
             else launcher(
-                *(gpu, "paged_decode", blocks * splits, THREADS, addresses),
-                *(keys, heads, kv_heads, width, int(cache_bytes == 1), splits, scale),
+                *(gpu, "paged_attention", blocks * splits, THREADS, addresses),
+                *(keys, new, heads, kv_heads, width, int(cache_bytes == 1), splits, scale),
             )
         )
-        return in_turn([attend, launcher(gpu, "join_parts", batch * heads, THREADS, (output, parts), splits, values)])
+        return in_turn([attend, launcher(gpu, "join_parts", rows * heads, THREADS, (output, parts), splits, values)])
 
     held = moved + pages * PAGE * kv_heads * width * 2 * cache_bytes - cached
     return Prepared(

@@ -2,7 +2,10 @@
 "use strict";
 for (const place of document.querySelectorAll(".chart")) {
   const spec = JSON.parse(document.getElementById(place.id + "-spec").textContent);
-  window.drawChart(place, spec).catch(error => console.error(error));
+  window.drawChart(place, spec).then(() => {
+    // a mark without items would be a picture without a name
+    for (const empty of place.querySelectorAll("[role='graphics-symbol']:empty")) empty.setAttribute("aria-hidden", "true");
+  }).catch(error => console.error(error));
 }
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {

@@ -70,7 +70,16 @@ def _title(answer: Mapping[str, Any]) -> str:
 
 
 def _figures(answer: Mapping[str, Any], session: Session | None) -> list[Figure]:
-    """Return the figures of a comparison with a replay, or the latencies of two logs."""
+    """Return the figures of a comparison with a replay, of the stages of a log, or the latencies of two logs."""
+    if answer.get("stages"):
+        rows = [
+            {"what": f"{row['metric'].removesuffix('_ms').upper()} {row['statistic']}, {row['part']}", "when": when}
+            | {"ms": row[when]}
+            for row in answer["stages"]
+            for when in ("measured", "predicted")
+            if row["metric"].endswith("_ms") and row[when] is not None
+        ]
+        return [figures_of("changes")["Measured and predicted"]._replace(rows=rows[: 2 * MOST_ROWS])] if rows else []
     if "changes" not in answer:
         return [] if session is None else queried(session, figures_of("comparison").values())
     rows = [

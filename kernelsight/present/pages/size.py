@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.files.numbers import read_number
 from kernelsight.number_format import number, percent
 from kernelsight.present.figures.files import figures_of
@@ -141,7 +142,8 @@ def asked_lines(question: Mapping[str, Any], axes: Mapping[str, Sequence[str]], 
         words.append(f"peak {number(question['peak'])}")
     goals = " and ".join(map(str, objectives_of(slo_of(question["slo"]))))
     prices = {row["gpu"]: row["price_per_gpu_hour"] for row in question.get("prices") or ()}
-    costs = ", ".join(f"{gpu} {number(prices[gpu], 3)} $/h" if gpu in prices else gpu for gpu in question["gpus"])
+    names = [(gpu, gpu if gpu in prices else getattr(find_gpu(gpu), "gpu", gpu)) for gpu in question["gpus"]]
+    costs = ", ".join(f"{gpu} {number(prices[name], 3)} $/h" if name in prices else gpu for gpu, name in names)
     costs += "" if prices else ", without prices"
     values_of = {name: [number(read_number(value)) for value in values] for name, values in axes.items()}
     searched = (f"{short.get(name, name)} {', '.join(values)}" for name, values in values_of.items() if name != "gpu")

@@ -72,7 +72,8 @@ MOST_SHOWN, MOST_LOADS = 40, 8
 # flags that distinguish loads, as for Pareto fronts: not rate and concurrency
 LOADS = (
     *("trace", "lengths_from", "length_distribution", "input_len", "output_len", "range_ratio", "input_len_cv"),
-    *("output_len_cv", "prefix_len", "num_prefixes", "num_turns", "think_time_s", "think_time_cv"),
+    *("output_len_cv", "prefix_len", "num_prefixes", "num_adapters", "adapter_zipf", "num_turns", "think_time_s"),
+    "think_time_cv",
 )
 KINDS = ("", "input_", "output_")
 

@@ -21,7 +21,7 @@ BLOCK_TOKENS = {"vllm": 16, "sglang": 1, "trtllm": 32}
 
 def _quantization(reading: Reading, option: Option, setting: Setting, value: str | None) -> None:
     """--quantization with a quantised checkpoint means the checkpoint's formats, else quantisation at load time."""
-    from kernelsight.models.variants import is_quantised
+    from kernelsight.scenario.model_variants import is_quantised
 
     model = reading.flags.get("model")
     quantised = None if model is None else _is_quantised(is_quantised, model)
@@ -35,7 +35,7 @@ def _quantization(reading: Reading, option: Option, setting: Setting, value: str
 
 def is_known_model(name: str) -> bool:
     """Return whether a name is a model of the catalogue, a variant of one, or a folder or file with a config."""
-    from kernelsight.models.variants import is_quantised
+    from kernelsight.scenario.model_variants import is_quantised
 
     return "$" not in name and _is_quantised(is_quantised, name) is not None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined
+from kernelsight.serving.engine.adapters import take_slot
 from kernelsight.serving.engine.batch import join, push_fresh, push_partial, start_decoding, units_held
 from kernelsight.serving.engine.policy import (
     admission_closed,
@@ -123,6 +124,8 @@ def join_batch(core: Core, r: int, cached: int, loaded: int, chunk: int, units: 
     """Add an admitted request to the batch, with its prefix and first chunk (see ``admission``), or decoding."""
     engine, requests, limits, request = core.engine, core.requests, core.limits, core.requests[r]
     take(engine, requests, r)
+    if limits.max_loras > 0 and request.adapter >= 0:
+        take_slot(engine, limits, request)
     keep_prefix(core, request, cached)
     if limits.tiers > 0 and request.hash_count > 0:
         order_load(core, request, cached, loaded)

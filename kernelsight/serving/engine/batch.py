@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined
+from kernelsight.serving.engine.adapters import leave_slot
 from kernelsight.serving.engine.heaps import FILLING, LEAVING, heap_add, next_filling
 from kernelsight.serving.engine.records import NOBODY, NUMBER
 from kernelsight.serving.engine.state import Core
@@ -116,6 +117,7 @@ def forget_partial(engine: np.void, requests: np.ndarray, r: int) -> None:
 def unlink(engine: np.void, requests: np.ndarray, r: int) -> None:
     """Remove a request from the running batch."""
     request = requests[r]
+    leave_slot(engine, request)
     if request.before >= 0:
         requests[request.before].after = request.after
     else:

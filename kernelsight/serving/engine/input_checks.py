@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.errors import InvalidInput
-from kernelsight.serving.engine.records import LARGEST_BLOCK, MOST_GROUPS
+from kernelsight.serving.engine.records import LARGEST_BLOCK, MOST_ADAPTERS, MOST_GROUPS
 
 if TYPE_CHECKING:
     from kernelsight.serving.engine.inputs import Load
@@ -88,6 +88,9 @@ def _limit_faults(limits: Limits) -> Iterator[str]:
             yield f"{name} is {value}; an engine needs at least {least}."
     if limits.block_size > LARGEST_BLOCK:
         yield f"block_size is {limits.block_size} tokens; give {LARGEST_BLOCK} at most."
+    if limits.max_loras > 0 and not limits.max_loras <= limits.adapter_places <= MOST_ADAPTERS:
+        places = f"{limits.max_loras} adapters on the GPU and {limits.adapter_places} in host memory"
+        yield f"{places}; give {MOST_ADAPTERS} at most."
     if not _are_times(np.array([limits.batch_wait_us])):
         yield f"batch_wait_timeout_ms is {limits.batch_wait_us / 1e3:g}; give a number from 0."
 

@@ -89,8 +89,9 @@ class Load(NamedTuple):
 
     ``hashes``: the hash blocks of all prompts, concatenated, as numbers from 0; request i has those from
     ``hash_offsets[i]`` to ``hash_offsets[i + 1]``. ``hash_tokens``: tokens per hash block; 0: no hashes.
-    ``priority``: lower goes first; empty: all equal. ``waits``: dependencies; None: none. The first ``warmups``
-    requests finish before the clock of the others starts. ``max_concurrency``: requests, or sessions, in progress;
+    ``priority``: lower goes first; empty: all equal. ``adapter``: numbers of adapters, -1: none; empty: no request has
+    one. ``waits``: dependencies; None: none. The first ``warmups`` requests finish before the clock of the others
+    starts. ``max_concurrency``: requests, or sessions, in progress;
     ``user_us``: time after which it is raised by one, from 1 on, while a closed loop ramps up; 0: no ramp.
     """
 
@@ -101,6 +102,7 @@ class Load(NamedTuple):
     hash_offsets: np.ndarray = np.zeros(0, np.int64)
     hash_tokens: int = 0
     priority: np.ndarray = np.zeros(0, np.int64)
+    adapter: np.ndarray = np.zeros(0, np.int64)
     waits: Waits | None = None
     warmups: int = 0
     max_concurrency: int = NO_LIMIT
@@ -154,6 +156,7 @@ class Weights(NamedTuple):
     queue: float = 0.0
     running: float = 0.0
     load: float = 0.0
+    adapter: float = 0.0
 
 
 class Routing(NamedTuple):

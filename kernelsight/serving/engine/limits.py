@@ -97,6 +97,14 @@ class Limits(NamedTuple):
     prefill_schedule_interval: Annotated[
         int, lambda row: row["prefill_schedule_interval"] if row["lock_step"] else 1, POLICY
     ] = 1
+    # adapters on the GPU at a time, and in host memory; 0: requests have none
+    max_loras: Annotated[int, POLICY] = 0
+    adapter_places: int = 0
+    # a request whose adapter has no slot holds back those behind it
+    adapter_head_waits: bool = False
+    # time to load an adapter from host memory to the GPU, and from disk to host memory
+    adapter_load_us: float = 0.0
+    adapter_read_us: float = 0.0
     # with pipeline stages: chunks of one prompt are in several batches at once; otherwise one waits for another
     chunks_overlap: bool = True
     # layers with a window have a pool of their own: a request takes the larger of its units in both, not their sum

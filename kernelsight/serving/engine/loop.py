@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined, loop_entry
+from kernelsight.serving.engine.adapters import load_before_decodes, wait_for_loads
 from kernelsight.serving.engine.client import forget_gaps, next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.engine.costs import decode_until, run_end_us
 from kernelsight.serving.engine.decode_runs import decode_run
@@ -34,7 +35,7 @@ from kernelsight.serving.engine.state import (
     metrics_of,
 )
 from kernelsight.serving.engine.steps import end_chunks, end_decodes, pass_single_step, single_step
-from kernelsight.serving.engine.tiers import end_writes, first_load_us
+from kernelsight.serving.engine.tiers import first_load_us
 from kernelsight.serving.engine.waits import keep_sums, note_admitted, note_computed, note_finished, note_returned
 
 
@@ -213,6 +214,7 @@ def begin_step(core: Core, costs: StepCosts, metrics: Metrics, send_us: float, a
     engine.step_prompt_tokens, engine.blocked = prompt_tokens, blocked
     engine.peak_units = max(engine.peak_units, limits.capacity_units - engine.free_units)
     if prompt_tokens == 0 and decode_tokens > 0:
+        load_before_decodes(engine, limits)
         most, stop_us = decode_until(core, metrics.rows, again, horizon, send_us, alone)
         if not alone and stop_us == FOREVER:
             plan_run(core, costs, most)
@@ -220,12 +222,9 @@ def begin_step(core: Core, costs: StepCosts, metrics: Metrics, send_us: float, a
         decode_run(core, costs, metrics, 1 if looked_at else most, stop_us, limits.asynchronous)
     elif prompt_tokens > 0:
         gpu_us, host_us = single_step(engine, requests, core.host, costs, prompt_tokens, decode_tokens, 0)
-        end_us, wait_us = engine.now + (gpu_us + host_us), 0.0
-        if limits.tiers > 0:
-            end_writes(engine, limits)
-            wait_us = max(engine.loads_us - end_us, 0.0)
-            end_us += wait_us
-        step = Step(prompt_tokens, decode_tokens, engine.now, end_us, gpu_us, host_us, wait_us)
+        end_us = engine.now + (gpu_us + host_us)
+        wait_us = wait_for_loads(engine, limits, end_us)
+        step = Step(prompt_tokens, decode_tokens, engine.now, end_us + wait_us, gpu_us, host_us, wait_us)
         pass_single_step(core, costs.layout.split, metrics, step)
     elif engine.loading > 0:
         # the next request does not fit, and all others load

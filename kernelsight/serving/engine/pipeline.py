@@ -20,6 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined
+from kernelsight.serving.engine.adapters import wait_for_loads
 from kernelsight.serving.engine.batch import push_partial
 from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.drafts import cost_drafts
@@ -30,7 +31,6 @@ from kernelsight.serving.engine.records import NOBODY
 from kernelsight.serving.engine.scheduler import schedule
 from kernelsight.serving.engine.state import Core, Metrics, Step, StepCosts
 from kernelsight.serving.engine.steps import cost_experts, cost_step, count_step, phase_of
-from kernelsight.serving.engine.tiers import end_writes
 from kernelsight.serving.engine.waits import note_admitted
 
 
@@ -98,9 +98,8 @@ def send_batch(
     start_us, end_us, host_us = pass_stages(
         core, costs, chunks + decodes, prompt_tokens + decode_tokens, chunks, sampled, gpu_us, drafts_us
     )
-    if limits.tiers > 0:
-        end_writes(engine, limits)
-        wait_us = max(engine.loads_us - end_us, 0.0)
+    wait_us = wait_for_loads(engine, limits, end_us)
+    if wait_us > 0.0:
         end_us += wait_us
         stages[limits.stages - 1].free_us += wait_us
         stages[limits.stages - 1].idle_us += wait_us

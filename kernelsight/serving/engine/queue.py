@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined
+from kernelsight.serving.engine.adapters import has_slot
 from kernelsight.serving.engine.batch import units_held
 from kernelsight.serving.engine.records import FOREVER, NO_MEMORY, NOBODY, OK, TOO_LONG
 from kernelsight.serving.engine.state import Scenario
@@ -99,7 +100,7 @@ def insert_behind(engine: np.void, requests: np.ndarray, r: int, seen_us: float)
 @inlined
 def queue_head(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
     """Return the next request to admit, of those visible at ``horizon``; -1: none."""
-    if not limits.plain and (limits.by_priority or limits.max_long_partial_prefills > 0):
+    if not limits.plain and (limits.by_priority or limits.max_long_partial_prefills > 0 or limits.max_loras > 0):
         return first_allowed(engine, requests, limits, horizon)
     head = engine.first_waiting
     return head if head >= 0 and requests[head].visible_us <= horizon else NOBODY
@@ -107,7 +108,11 @@ def queue_head(engine: np.void, requests: np.ndarray, limits: np.void, horizon: 
 
 @compiled
 def first_allowed(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> int:
-    """Return the first visible request, without long prompts while max_long_partial_prefills are in progress."""
+    """Return the first visible request that policies let run; -1: none.
+
+    Passed over are long prompts while max_long_partial_prefills are in progress, and those without a slot for their
+    adapter, unless these hold back the others.
+    """
     no_long = limits.max_long_partial_prefills > 0 and long_prompts(engine, requests, limits) >= (
         limits.max_long_partial_prefills
     )
@@ -115,7 +120,10 @@ def first_allowed(engine: np.void, requests: np.ndarray, limits: np.void, horizo
     while r >= 0:
         allowed = not no_long or requests[r].known - requests[r].received <= limits.long_prefill_token_threshold
         if allowed and requests[r].visible_us <= horizon:
-            return r
+            if has_slot(engine, limits, requests[r]):
+                return r
+            if limits.adapter_head_waits:
+                return NOBODY
         r = requests[r].next_waiting
     return NOBODY
 
@@ -147,9 +155,9 @@ def take(engine: np.void, requests: np.ndarray, r: int) -> None:
 
 @inlined
 def next_visible_us(engine: np.void, requests: np.ndarray, limits: np.void, horizon: float) -> float:
-    """Return when the next request becomes visible; with priorities, the first that is not visible yet; inf: none."""
+    """Return when the next request becomes visible: with priorities or adapters the first not visible; inf: none."""
     r = engine.first_waiting
-    if not limits.by_priority:
+    if not limits.by_priority and limits.max_loras == 0:
         return requests[r].visible_us if r >= 0 else FOREVER
     moment = FOREVER
     while r >= 0:

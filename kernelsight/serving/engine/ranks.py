@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined
+from kernelsight.serving.engine.adapters import wait_for_loads
 from kernelsight.serving.engine.admission import next_prompt
 from kernelsight.serving.engine.batch import units_ahead
 from kernelsight.serving.engine.costs import contexts_now, cut_line, decode_line, decode_until, host_times, line_time
@@ -38,7 +39,6 @@ from kernelsight.serving.engine.state import (
     metrics_of,
 )
 from kernelsight.serving.engine.steps import END, STAGE_WAIT, cost_experts, pass_single_step, single_step
-from kernelsight.serving.engine.tiers import end_writes
 
 
 @compiled
@@ -96,10 +96,8 @@ def step_ranks(scenario: Scenario, first: int) -> None:
                 engine, scenario.requests, host, costs_of(scenario, i), prompts, decodes, expert_tokens
             )
             engine.own_us, engine.own_gpu_us = gpu_us + host_us, gpu_us
-            end_us = max(end_us, begin_us + engine.own_us)
-            if limits[i].tiers > 0:
-                end_writes(engine, limits[i])
-                end_us = max(end_us, engine.loads_us)
+            own_end_us = begin_us + engine.own_us
+            end_us = max(end_us, own_end_us + wait_for_loads(engine, limits[i], own_end_us))
     for i in range(first, first + ranks):
         engine = engines[i]
         prompts, decodes = engine.step_prompt_tokens, engine.step_decode_tokens

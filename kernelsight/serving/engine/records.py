@@ -33,6 +33,7 @@ MAX_UTILIZATION, GUARANTEED_NO_EVICT, NEW_TOKEN_RATIO = range(3)
 WRITE_POLICIES = ("through", "back", "on_eviction")
 THROUGH, BACK, MOVED = range(3)
 MOST_TIERS = 3
+MOST_ADAPTERS = 256  # in the host memory of an engine
 
 _WHOLE, _SHORT, _REAL, _TRUTH = np.int64, np.int32, np.float64, np.bool_
 
@@ -153,6 +154,8 @@ REQUEST = record(
     next_partial=_SHORT,
     next_fresh=_SHORT,
     next_waiting=_SHORT,
+    adapter=_SHORT,  # number of its adapter; -1: none
+    place=_SHORT,  # running with an adapter: its place, see ``adapters``
     follows=_TRUTH,  # not sent in order of arrival: a later turn of a session, or another first request
     decoding=_TRUTH,
     fresh=_TRUTH,  # decoding, with its last token not from the last decode step
@@ -178,7 +181,7 @@ ENTRY = record(
 LINK = record(token_us=_REAL, window_token_us=_REAL, window_tokens=_WHOLE, sequence_us=_REAL, latency_us=_REAL)
 
 # weights of the scores by which a router chooses, and of a block in a tier against one on the GPU; see ``router``
-WEIGHTS = record(prefix=_REAL, tier=_REAL, kv_use=_REAL, queue=_REAL, running=_REAL, load=_REAL)
+WEIGHTS = record(prefix=_REAL, tier=_REAL, kv_use=_REAL, queue=_REAL, running=_REAL, load=_REAL, adapter=_REAL)
 
 # the benchmark client and the router
 CLIENT = record(
@@ -328,6 +331,14 @@ ENGINE = record(
     tier_read=(_WHOLE, (MOST_TIERS,)),
     tier_written=(_WHOLE, (MOST_TIERS,)),
     tier_evicted=(_WHOLE, (MOST_TIERS,)),
+    # adapters: of each place in host memory the number of its adapter from 1 (0: empty), the running requests that use
+    # it, whether it has a slot on the GPU, and when it was used last
+    adapter_number=(_SHORT, (MOST_ADAPTERS,)),
+    adapter_running=(_SHORT, (MOST_ADAPTERS,)),
+    adapter_on_gpu=(_SHORT, (MOST_ADAPTERS,)),
+    adapter_used_us=(_REAL, (MOST_ADAPTERS,)),
+    adapters_us=_REAL,  # loads that the step which is formed waits for
+    adapter_loads=_WHOLE,  # to the GPU, in total
     # totals
     steps=_WHOLE,
     prompt_steps=_WHOLE,

@@ -155,9 +155,10 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
     """Return the LIMITS records of all engines, shape [engines]."""
     pool_limits = np.zeros(len(pools), LIMITS)
     for record, pool in zip(pool_limits, pools, strict=True):
-        for name, value in pool.limits._asdict().items():
+        limits = pool.limits if load.adapter.size else pool.limits._replace(max_loras=0)
+        for name, value in limits._asdict().items():
             record[name] = value
-        record["plain"] = is_plain(pool.limits)
+        record["plain"] = is_plain(limits)
         record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
         record["stages"] = len(pool.layers)
         record["per_request_progress"] = len(pool.layers) > 1 or pool.limits.drafts > 0

@@ -32,6 +32,7 @@ def fill_requests(
         request.sent_us = request.scheduled_us = request.first_token_us = request.finish_us = -1.0
         request.resumed_us = request.received_us = -1.0
         request.leaves_at = request.fills_at = request.first_of = request.prefill_replica = NOBODY
+        request.adapter = NOBODY
 
 
 @entry
@@ -89,6 +90,8 @@ class RequestBlocks:
         fill_requests(self.records[rows], load.arrival_us[rows], load.prompt_tokens[rows], load.output_tokens[rows])
         if load.priority.size:
             self.records["priority"][rows] = load.priority[rows]
+        if load.adapter.size:
+            self.records["adapter"][rows] = load.adapter[rows]
         self.filled = rows.stop
 
     def turn_over(self, client: np.void) -> bool:

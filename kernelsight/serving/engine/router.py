@@ -15,6 +15,7 @@ highest sum of weight times score gets the request, ties round robin. It reads t
   counting ``tier`` each, over the whole blocks of the prompt;
 - kv_use: 1 - the share of the KV cache that running requests hold;
 - queue, running: of waiting and of running requests, (most - own) / (most - fewest) over the engines; 1 if all equal;
+- adapter: 1 where its adapter is on the GPU, 0.8 where a slot is empty, otherwise 0; 0 for requests without one;
 - load: one half without waiting requests, falling to 0 at ``LOAD_THRESHOLD`` of them.
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled
+from kernelsight.serving.engine.adapters import place_of, slots_in_use
 from kernelsight.serving.engine.prefix import cached_prefix
 from kernelsight.serving.engine.records import LEAST_LOADED, NOBODY, ROUND_ROBIN, SCORED, SESSION_AFFINITY
 from kernelsight.serving.engine.state import Scenario
@@ -30,6 +32,8 @@ from kernelsight.serving.engine.tiers import tier_blocks
 
 # waiting requests at which the score of load is 0
 LOAD_THRESHOLD = 128
+# score of an engine that has an empty slot for an adapter
+EMPTY_SLOT = 0.8
 
 
 @compiled
@@ -88,6 +92,17 @@ def prefix_score(
 
 
 @compiled
+def adapter_score(engine: np.void, limits: np.void, request: np.void) -> float:
+    """Return how soon an engine could run the adapter of a request: 1 from now on, with a load to an empty slot 0.8."""
+    if request.adapter < 0 or limits.max_loras == 0:
+        return 0.0
+    p = place_of(engine, limits, request.adapter)
+    if p >= 0 and engine.adapter_on_gpu[p] == 1:
+        return 1.0
+    return EMPTY_SLOT if slots_in_use(engine, limits) < limits.max_loras else 0.0
+
+
+@compiled
 def among(own: int, fewest: int, most: int) -> float:
     """Return the score of a number of requests: 1 for the fewest of all engines, 0 for the most."""
     return 1.0 if most == fewest else (most - own) / (most - fewest)
@@ -113,6 +128,7 @@ def best_scored(client: np.void, scenario: Scenario, request: np.void) -> int:
         score += weights.kv_use * (1.0 - (own.capacity_units - engine.free_units) / capacity)
         score += weights.queue * among(waiting, fewest_waiting, most_waiting)
         score += weights.running * among(engine.running, fewest_running, most_running)
+        score += weights.adapter * adapter_score(engine, own, request)
         score += weights.load * (0.5 * (1.0 - min(waiting, LOAD_THRESHOLD) / LOAD_THRESHOLD))
         if score > highest:
             best, highest = i, score

@@ -112,6 +112,7 @@ def _of_conversations(conversations: Conversations) -> RecordedLoad:
         "hash_ids": pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids)),
         "hash_block_tokens": pa.array(np.full(n, conversations.block_tokens)),
         "priority": pa.nulls(n, pa.int64()),
+        "adapter": pa.nulls(n, pa.int64()),
     }
     return RecordedLoad(pa.table(columns, schema=TRACE_SCHEMA), conversations.dependencies, timed=False)
 

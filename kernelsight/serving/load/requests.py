@@ -40,13 +40,15 @@ LOAD_COLUMNS = (
     *("trace", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     *("max_concurrency", "num_prompts", "num_warmups", "input_len", "output_len", "range_ratio"),
     *("length_distribution", "input_len_cv", "output_len_cv", "lengths_from", "prefix_len", "num_prefixes"),
-    *("num_priorities", "num_turns", "think_time_s", "think_time_cv", "think_time_limit_s", "shared_prefix", "seed"),
+    *("num_priorities", "num_adapters", "adapter_zipf", "num_turns", "think_time_s", "think_time_cv"),
+    *("think_time_limit_s", "shared_prefix", "seed"),
     *("trace_columns", "trace_tokenizer"),
 )
 DEPENDENCIES_SCHEMA = pa.schema(
     [("load_id", pa.string()), ("request_id", pa.int64()), ("after", pa.int64()), ("think_s", pa.float64())]
 )
 NO_PRIORITY = np.iinfo(np.int64).min
+NO_ADAPTER = -1
 
 
 class Drawn(NamedTuple):
@@ -56,6 +58,7 @@ class Drawn(NamedTuple):
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
     priority: np.ndarray  # NO_PRIORITY: none
+    adapter: np.ndarray  # NO_ADAPTER: none
     blocks: SharedBlocks
 
 
@@ -273,36 +276,46 @@ def spans_of(names: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
 def _draw(row: Mapping, recorded: pa.Table | None) -> tuple[Drawn, Dependencies]:
     """Draw one synthetic load from its seed; return it and the dependencies of its requests.
 
-    Arrivals, lengths, prefixes and priorities have a child seed each, so that another rate leaves the lengths as they
-    are, and the other way round. A new draw takes the last child seed, so that the earlier ones keep theirs. A
+    Arrivals, lengths, prefixes, priorities and adapters have a child seed each, so that another rate leaves the lengths
+    as they are, and the other way round. A new draw takes the last child seed, so that the earlier ones keep theirs. A
     generator is made where it draws: to make one takes as long as to draw a hundred numbers.
     """
     n, turns, prefix_len = row["num_prompts"], row["num_turns"] or 1, row["prefix_len"] or 0
-    prompts, outputs, gaps, pairs, prefixes, ranks, pauses = (
-        partial(_generator, seed) for seed in np.random.SeedSequence(row["seed"]).spawn(7)
+    prompts, outputs, gaps, pairs, prefixes, ranks, pauses, choices = (
+        partial(np.random.default_rng, seed) for seed in np.random.SeedSequence(row["seed"]).spawn(8)
     )
     new_tokens, output_tokens = _lengths(row, prompts, outputs, pairs, recorded)
     sessions = sessions_of(new_tokens, output_tokens, turns, prefix_len)
     count = -(-n // turns)
     arrival_s, before = _arrivals(gaps(), count, row), np.full(n, NO_REQUEST)
     prefix = prefix_numbers(prefixes(), count, row["num_prefixes"] or 1) if prefix_len else np.zeros(count, np.int64)
-    think_s = (
-        think_times(pauses(), n, row["think_time_s"], row["think_time_cv"]) if row["think_time_s"] else np.zeros(n)
-    )
+    mean_s = row["think_time_s"]
+    think_s = think_times(pauses(), n, mean_s, row["think_time_cv"]) if mean_s else np.zeros(n)
+    adapter = adapter_numbers(choices(), count, row["num_adapters"], row["adapter_zipf"])[sessions.session]
     if turns > 1:
         order, arrival_s, before = in_order_of_arrival(sessions, arrival_s, think_s)
         sessions = sessions._replace(**{name: values[order] for name, values in sessions._asdict().items()})
-        output_tokens, think_s = output_tokens[order], think_s[order]
+        output_tokens, think_s, adapter = output_tokens[order], think_s[order], adapter[order]
     blocks = shared_blocks(sessions, prefix, prefix_len)
     levels = row["num_priorities"]
     priority = np.full(n, NO_PRIORITY) if levels is None else ranks().permutation(np.arange(n) % levels)
     later = np.flatnonzero(before != NO_REQUEST)
     waits = Dependencies(later, before[later], think_s[later])
-    return Drawn(arrival_s, sessions.prompt_tokens, output_tokens, priority, blocks), waits
+    return Drawn(arrival_s, sessions.prompt_tokens, output_tokens, priority, adapter, blocks), waits
 
 
-def _generator(seed: np.random.SeedSequence) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(seed))
+def adapter_numbers(generator: np.random.Generator, n: int, adapters: int | None, zipf: float | None) -> np.ndarray:
+    """Return the adapter of each of n sessions, drawn at random: number k from 0 in proportion to (k + 1) ** -zipf.
+
+    ``adapters``: how many there are; None: no session has one. ``zipf``: 0 or None: all equally often.
+
+    >>> np.bincount(adapter_numbers(np.random.default_rng(0), 6000, 3, 1.0)).tolist()
+    [3302, 1630, 1068]
+    """
+    if adapters is None:
+        return np.full(n, NO_ADAPTER)
+    shares = np.cumsum(np.arange(1.0, adapters + 1.0) ** -(zipf or 0.0))
+    return np.searchsorted(shares, generator.random(n) * shares[-1], side="right")
 
 
 def _arrivals(generator: np.random.Generator, n: int, row: Mapping) -> np.ndarray:
@@ -351,6 +364,7 @@ def _as_table(drawn: list[Drawn]) -> pa.Table:
         "hash_ids": pa.ListArray.from_arrays(pa.array(ends), pa.array(ids), mask=pa.array(unshared)),
         "hash_block_tokens": pa.array(block_tokens, mask=unshared),
         "priority": pa.array(columns["priority"], mask=columns["priority"] == NO_PRIORITY),
+        "adapter": pa.array(columns["adapter"], mask=columns["adapter"] == NO_ADAPTER),
     }
     return pa.table([arrays[name] for name in TRACE_SCHEMA.names], schema=TRACE_SCHEMA)
 

@@ -35,6 +35,7 @@ class TraceFormat(NamedTuple):
     hash_ids: str | None = None
     hash_block: str | int | None = None  # field with the tokens per block, or the format's fixed number
     priority: str | None = None
+    adapter: str | None = None  # name of its adapter (LoRA)
     after: str | None = None  # id of the request that has to finish before this one is sent
     session: str | None = None  # requests of one session are its turns, in file order
     pause: str | None = None  # think time from the end of that request, or of the turn before, to sending this one
@@ -47,7 +48,7 @@ class TraceFormat(NamedTuple):
 
     def names(self) -> list[str]:
         """Return the fields that hold a name, as text or as a whole number."""
-        return [field for field in (self.request_id, self.after, self.session) if field]
+        return [field for field in (self.request_id, self.after, self.session, self.adapter) if field]
 
     def fields(self) -> list[str]:
         """Return all fields that are read."""
@@ -56,6 +57,7 @@ class TraceFormat(NamedTuple):
             self.hash_ids,
             self.hash_block,
             self.priority,
+            self.adapter,
             self.after,
             self.session,
             self.pause,
@@ -129,7 +131,7 @@ class Fault(NamedTuple):
 OURS = {
     **{"arrival_s": "arrival", "prompt_tokens": "prompt_tokens", "output_tokens": "output_tokens"},
     **{"request_id": "request_id", "hash_ids": "hash_ids", "hash_block_tokens": "hash_block", "priority": "priority"},
-    **{"after": "after", "session_id": "session", "think_s": "pause"},
+    **{"adapter": "adapter", "after": "after", "session_id": "session", "think_s": "pause"},
 }
 
 

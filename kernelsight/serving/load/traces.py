@@ -20,6 +20,7 @@ TRACE_SCHEMA = pa.schema(
         ("hash_ids", pa.list_(pa.int64())),
         ("hash_block_tokens", pa.int64()),
         ("priority", pa.int64()),
+        ("adapter", pa.int64()),
     ]
 )
 STATE_BLOCK = "State it: --columns hash_block_tokens==16, or a field hash_block_tokens."
@@ -51,7 +52,7 @@ def requests_of_trace(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> 
     arrival_s = _arrivals(raw, waits, moments_s, faults)
     hash_ids, hash_block_tokens = _hashes(raw, prompt_tokens, faults)
     columns = [text_of(raw, raw.format.request_id), arrival_s, prompt_tokens, output_tokens, hash_ids]
-    return pa.table([*columns, hash_block_tokens, priority], schema=TRACE_SCHEMA)
+    return pa.table([*columns, hash_block_tokens, priority, _adapters(raw)], schema=TRACE_SCHEMA)
 
 
 def note(faults: list[Fault], bad: np.ndarray, rule: str, problem: str, advice: str = CORRECT_LINE) -> None:
@@ -180,6 +181,12 @@ def _priorities(raw: RawTrace, faults: list[Fault]) -> pa.Array:
     good = missing | ((np.abs(values) <= LARGEST_SIZE) & (values == np.floor(values)))
     note_values(faults, ~good, raw, field, "must be a whole number")
     return pa.array(np.where(good & ~missing, values, 0).astype(np.int64), mask=missing)
+
+
+def _adapters(raw: RawTrace) -> pa.Array:
+    """Return the numbers of adapters (int64), in order of first appearance; null if a request has none."""
+    names = text_of(raw, raw.format.adapter)
+    return pc.dictionary_encode(pc.if_else(pc.equal(names, ""), None, names)).combine_chunks().indices.cast(pa.int64())
 
 
 def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tuple[pa.Array, pa.Array]:

@@ -34,15 +34,22 @@ def shared_prefixes(
     if not shares_prefixes(deployment, plan) or requests["hash_ids"].null_count == requests.num_rows:
         return nothing
     block = plan["block_size"]
+    # engines hash a prompt's blocks with the adapter that computed them
+    apart = deployment["max_loras"] > 0 and requests["adapter"].null_count < requests.num_rows
     if rows.size > MOST_MEMOISED:
-        return _prefixes(requests, rows, block) or nothing
+        return _prefixes(requests, rows, block, apart) or nothing
     # simulations of one load at other costs have the same prefixes
-    key = ("prefixes", int(rows[0]), int(rows[-1]), rows.size, block)
-    return memoised((requests,), key, lambda: _prefixes(requests, rows, block)) or nothing
+    key = ("prefixes", int(rows[0]), int(rows[-1]), rows.size, block, apart)
+    return memoised((requests,), key, lambda: _prefixes(requests, rows, block, apart)) or nothing
 
 
-def _prefixes(requests: pa.Table, rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Return ``shared_prefixes`` of evenly spaced rows, without a cache; None where they hold no hash block."""
+def _prefixes(
+    requests: pa.Table, rows: np.ndarray, block: int, apart: bool
+) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Return ``shared_prefixes`` of evenly spaced rows, without a cache; None where they hold no hash block.
+
+    ``apart``: requests with different adapters share nothing.
+    """
     prompts_with_hashes = requests.select(["hash_ids", "hash_block_tokens"]).take(pa.array(rows)).combine_chunks()
     sizes = pc.unique(prompts_with_hashes["hash_block_tokens"].drop_null()).to_pylist()
     if not sizes:
@@ -52,6 +59,9 @@ def _prefixes(requests: pa.Table, rows: np.ndarray, block: int) -> tuple[np.ndar
     lists = prompts_with_hashes["hash_ids"].combine_chunks()
     numbers = numbered(lists.flatten().to_numpy())
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    if apart:
+        adapter = pc.fill_null(requests["adapter"], -1).to_numpy()[rows]
+        numbers = numbered(numbers * (adapter.max() + 2) + np.repeat(adapter, counts) + 1)
     if sizes[0] % block:
         prompts = requests["prompt_tokens"].to_numpy()[rows]
         numbers, counts = laid_over(numbers, counts, prompts, sizes[0], block)

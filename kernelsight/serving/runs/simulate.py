@@ -50,13 +50,13 @@ def simulate_scenarios(
     requests no rows are kept unless they are wanted now: a later read simulates the scenario again.
     """
     if not set(DETAILS) & set(wanted):
-        return _summary_tables(inputs, summarise(inputs, serve_replicas, threads))
+        return summary_tables(inputs, summarise(inputs, serve_replicas, threads))
     keep = {"keep_steps": "steps" in wanted, "split": "request_parts" in wanted}
     keep["keep_requests"] = bool(set(ROWS_OF_REQUESTS) & set(wanted))
     replicas = serve_replicas(inputs, **keep, threads=threads)
     served = [row for row in inputs.scenarios if row["scenario_id"] in inputs.spans]
     tables: dict[str, pa.Table | Callable[[], pa.Table]] = {
-        **_summary_tables(inputs, summary_of_replicas(inputs, served, replicas)),
+        **summary_tables(inputs, summary_of_replicas(inputs, served, replicas)),
         "step_cost_uses": lambda: use_rows(replicas, inputs.costs, inputs.deployments),
         "serving_windows": lambda: window_rows(replicas),
     }
@@ -67,7 +67,7 @@ def simulate_scenarios(
     return tables | ({"steps": step_rows(replicas)} if "steps" in wanted else {})
 
 
-def _summary_tables(inputs: SimulationInputs, summary: Summary) -> dict[str, pa.Table | Callable[[], pa.Table]]:
+def summary_tables(inputs: SimulationInputs, summary: Summary) -> dict[str, pa.Table | Callable[[], pa.Table]]:
     """Return the tables of the simulation without rows of requests, or functions that make them."""
     statistics, histogram = statistics_table(summary.counted), cache(summary.histogram)
     return {

@@ -10,7 +10,7 @@ import pyarrow as pa
 from kernelsight.dataflow.python_nodes import produces, reads, takes
 from kernelsight.serving.runs.interval_ends import first_served, statistics_at_ends
 from kernelsight.serving.runs.resource_gains import gains_of_resources
-from kernelsight.serving.runs.simulate import simulate_scenarios
+from kernelsight.serving.runs.simulate import DETAILS, simulate_scenarios, summary_tables
 from kernelsight.serving.runs.simulation_inputs import inputs_of_session
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def simulation(
     """Simulate the requests of every scenario: the scheduler's loop over steps with continuous batching.
 
     Where these tables are wanted, each scenario's first requests again with fast and slow kernels, and with more of
-    each resource.
+    each resource. Where the first requests are all of them, summaries are those of their simulation.
     """
     inputs, costs = inputs_of_session(tables.__getitem__), (tables["step_costs"], tables["step_shapes"])
     made: dict[str, Any] = {}
@@ -42,6 +42,8 @@ def simulation(
         first = first_served(inputs, threads)
         if "request_statistics_at_ends" in wanted:
             made["request_statistics_at_ends"] = statistics_at_ends(first, *costs, threads)
+        if first.inputs is inputs and not set(DETAILS) & wanted:
+            made |= summary_tables(inputs, first.middle)
         if "resource_gains" in wanted:
             shares = read("step_cost_shares", read.columns_of("step_cost_shares"))
             made["resource_gains"] = gains_of_resources(first, *costs, shares, threads)

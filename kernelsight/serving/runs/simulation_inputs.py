@@ -178,6 +178,7 @@ def load_columns(requests: pa.Table) -> dict[str, np.ndarray]:
         "warmup": pc.fill_null(requests["warmup"], False).to_numpy(),
         "request_id": requests["request_id"].to_numpy(),
         "priority": pc.fill_null(requests["priority"], 0).to_numpy(),
+        "adapter": pc.fill_null(requests["adapter"], -1).to_numpy(),
     }
 
 
@@ -201,11 +202,17 @@ def load_of(
         columns["output_tokens"][every].astype(np.int64),
         *shared_prefixes(inputs.requests, rows, deployment, plan),
         priority=columns["priority"][every],
+        adapter=adapters_of(columns["adapter"][every], deployment),
         warmups=int(columns["warmup"][every].sum()),
         max_concurrency=records.NO_LIMIT if concurrency is None else concurrency,
         user_us=user_us_of(scenario),
         waits=inputs.waits.get(scenario["scenario_id"]),
     )
+
+
+def adapters_of(adapter: np.ndarray, deployment: dict[str, Any]) -> np.ndarray:
+    """Return the adapters of a load's requests as the loop reads them; empty: none has one that its engine serves."""
+    return adapter if deployment["max_loras"] > 0 and (adapter >= 0).any() else adapter[:0]
 
 
 def user_us_of(scenario: Mapping[str, Any]) -> float:

@@ -27,7 +27,7 @@ from kernelsight.serving.engine.served import REAL, WHOLE, Outcome, Totals
 from kernelsight.serving.engine.statistics import COUNTS, SAMPLES, TIMES, count_requests
 from kernelsight.serving.runs.result_tables import histogram_rows, histogram_table, total_rows, total_table
 from kernelsight.serving.runs.shared_prefixes import shares_prefixes
-from kernelsight.serving.runs.simulation_inputs import SimulationInputs, pool_of, user_us_of
+from kernelsight.serving.runs.simulation_inputs import SimulationInputs, adapters_of, pool_of, user_us_of
 from kernelsight.serving.runs.statistics_tables import QUANTILES, Counted, joined, quantiles_of
 from kernelsight.serving.runs.tiers import moved_rows
 
@@ -126,6 +126,7 @@ def _is_single_engine(inputs: SimulationInputs, scenario: dict[str, Any], shared
         and settings["num_speculative_tokens"] == 0
         and 0 < plan["block_size"] <= LARGEST_BLOCK
         and scenario["scenario_id"] not in inputs.waits
+        and not adapters_of(inputs.columns["adapter"][rows], settings).size
         and not (shares_prefixes(settings, plan) and shared[rows].any())
     )
 

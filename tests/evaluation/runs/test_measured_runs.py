@@ -225,3 +225,13 @@ def test_the_counts_of_the_file_that_ships_with_aiconfigurator_core() -> None:
     gpus = found.table.filter(pc.invert(pc.or_(apart, told)))["gpu"].value_counts().to_pylist()
     counts = {row["values"]: row["counts"] for row in gpus}
     assert counts == {"b200_sxm": 892, "h100_sxm": 774, "h200_sxm": 567, "gb200": 3}
+
+
+def test_columns_may_have_the_names_of_flags_and_of_clients_results(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    sizes = {"model": "qwen3-8b", "gpu": "l4", "engine": "vllm", "tensor_parallel_size": 2, "input_len": 100}
+    row = {"run_id": "a", **sizes, "output_len": 10, "ttft_mean_ms": 60.0, "tpot_mean_ms": 7.5, "max_concurrency": 8}
+    path.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+    [found] = read_runs(str(path)).table.to_pylist()
+    names = ("tp", "isl", "osl", "ttft_ms", "tpot_ms", "campaign")
+    assert [found[name] for name in names] == [2, 100, 10, 60.0, 7.5, "mine"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelsight.serving.engine import inputs, records
+from tests.serving.engine.reference_adapters import Adapters
 from tests.serving.engine.reference_engine import Engine
 from tests.serving.engine.reference_scheduler import Request
 
@@ -60,9 +61,19 @@ class Router:
             score += weights.kv_use * (1.0 - memory.used / max(limits.capacity_units, 1))
             score += weights.queue * among(waiting, waiting[i])
             score += weights.running * among(running, running[i])
+            score += weights.adapter * self.adapter_score(engine.scheduler.adapters, request.adapter)
             score += weights.load * (0.5 * (1.0 - min(waiting[i], 128) / 128))
             found.append(score)
         return found
+
+    def adapter_score(self, adapters: Adapters, adapter: int) -> float:
+        """1 for an adapter on the GPU, 0.8 where a slot is empty; 0 for requests without one."""
+        if adapter < 0 or not adapters.limits.max_loras:
+            return 0.0
+        place = adapters.held(adapter)
+        if place and place.on_gpu:
+            return 1.0
+        return 0.8 if len(adapters.on_gpu()) < adapters.limits.max_loras else 0.0
 
     def matched_blocks(self, i: int, request: Request) -> int:
         """Leading hash blocks of the prompt that engine ``i`` was sent before."""

@@ -32,6 +32,7 @@ semantics leave a choice open:
 - ``drafts``: a decoding request has one token and so many proposed ones in a step, fewer where the budget or
   ``max_model_len`` ends. Of the proposed ones those up to the first that is not accepted are its own, with one more;
   those beyond its last token are lost. KV units of those that were not accepted stay with the request.
+- Adapters (``reference_adapters``): a request without a slot for its own is passed over, or holds back those behind it.
 - What waits is what was sent, was not rejected, and neither runs nor has ended.
 """
 
@@ -45,6 +46,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelsight.serving.engine import records
+from tests.serving.engine.reference_adapters import Adapters
 from tests.serving.engine.reference_memory import CachedMemory, CountedMemory
 from tests.serving.engine.reference_policy import BatchWait, Door, Polling, Reserve
 from tests.serving.engine.reference_tiers import TieredMemory
@@ -75,6 +77,7 @@ class Request:
     hashes: tuple[int, ...] = ()
     priority: int = 0
     number: int = 0
+    adapter: int = -1  # none
     status: str = "finished"
     sent_us: float = -1.0
     scheduled_us: float = -1.0
@@ -234,6 +237,7 @@ class Scheduler:
         self.now_us = self.seen_us = self.handed_on_us = self.busy_us = 0.0
         self.polling, self.door, self.wait = Polling(limits), Door(limits), BatchWait(limits)
         self.reserve = Reserve(limits, self.memory)
+        self.adapters = Adapters(limits)
         self.proposed = self.accepted = 0
         self.prompts_left = False  # requests that were seen, and not admitted
 
@@ -264,7 +268,14 @@ class Scheduler:
 
     def head(self, horizon: float) -> Request | None:
         """The request that would be admitted next, of those that are visible at ``horizon``."""
-        return next((r for r in self.in_order() if r.visible_us <= horizon and self.may_be_next(r)), None)
+        for request in self.in_order():
+            if request.visible_us > horizon or not self.may_be_next(request):
+                continue
+            if self.adapters.may_run(request.adapter):
+                return request
+            if self.limits.adapter_head_waits:
+                return None
+        return None
 
     def next_visible_us(self) -> float:
         """When an engine without requests that it can see gets one: the head of the queue, by priority the first."""
@@ -424,6 +435,7 @@ class Scheduler:
         """Put a running request back to the front of the queue (or its end), with nothing in the cache."""
         self.running.remove(victim)
         self.memory.leave(victim)
+        self.adapters.leave(victim.adapter, self.now_us)
         victim.cached_tokens = 0
         victim.loaded_us = 0.0
         victim.decoding = False
@@ -455,6 +467,7 @@ class Scheduler:
             room -= self.reserve.needed(request, tokens)
             self.queue.remove(request)
             self.running.append(request)
+            self.adapters.enter(request.adapter)
             received, request.received_tokens = request.received_tokens, 0
             loaded = self.memory.load_tokens(request)
             request.cached_tokens = received + self.memory.hit_tokens(request) + loaded
@@ -551,6 +564,7 @@ class Scheduler:
             if request in self.running:
                 self.running.remove(request)
                 self.memory.leave(request)
+                self.adapters.leave(request.adapter, now)
             else:
                 self.queue.remove(request)
                 request.requeued_us += now - request.since_us
@@ -639,6 +653,7 @@ def serve(
         gpu_us = gpu_time(work)
         end = clock + step_time(work, gpu_us, host)
         waited_us = max(scheduler.memory.end_writes(clock) - end, 0.0) if work.prompt_tokens else 0.0
+        waited_us += scheduler.adapters.waited_us()
         end += waited_us
         units = scheduler.memory.used
         run.steps.append(Step(clock, end, work, len(scheduler.running), len(scheduler.queue), units, gpu_us))

@@ -75,7 +75,7 @@ def check_steps(served: Served, run: Run) -> None:
     assert served.steps[:, 0].tolist() == near([s.start_us for s in run.steps])
     assert served.steps[:, 1].tolist() == near([s.end_us for s in run.steps])
     # a difference of two clocks: as exact as the clock
-    host_us = [s.end_us - s.start_us - s.gpu_us for s in run.steps]
+    host_us = [s.end_us - s.start_us - s.gpu_us - s.waited_us for s in run.steps]
     assert served.steps[:, 7].tolist() == near(host_us, 1e-5)
 
 
@@ -88,8 +88,8 @@ def check_totals(world: World, served: Served, run: Run) -> None:
     assert totals.peak_units == max((s.units for s in steps), default=0)
     assert totals.prompt_tokens == sum(s.work.prompt_tokens for s in steps)
     assert totals.gpu_us == near(sum(s.gpu_us for s in steps))
-    assert totals.host_us == pytest.approx(sum(s.end_us - s.start_us - s.gpu_us for s in steps), abs=1e-4)
-    assert totals.idle_us == near(run.idle_us)
+    assert totals.host_us == pytest.approx(sum(s.end_us - s.start_us - s.gpu_us - s.waited_us for s in steps), abs=1e-4)
+    assert totals.idle_us == near(run.idle_us + sum(s.waited_us for s in steps))
     assert totals.gap_sum_us == near(sum(gaps))
     assert totals.first_us == first
     assert totals.last_us == near(steps[-1].end_us if steps else first)

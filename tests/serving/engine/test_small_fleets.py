@@ -6,6 +6,8 @@ step, every further token takes a step.
 
 from __future__ import annotations
 
+import numpy as np
+
 from kernelsight.serving.engine import inputs, records
 from kernelsight.serving.engine.served import ServedScenario
 from tests.serving.engine.test_prefix_worlds import shared_world
@@ -148,6 +150,14 @@ def test_scores_count_the_steps_of_a_decode_run_that_have_begun() -> None:
     # A (3 tokens) and B (1) held a block each as they began to decode at 100; in the step from 200 on A holds two
     served = scored(constant_world([(0, 3, 9), (0, 1, 9), (250, 4, 1)]), kv_use=1.0)
     assert served.out.replica.tolist() == [0, 1, 1]
+
+
+def test_requests_go_where_their_adapter_is() -> None:
+    # one slot each: adapters 0 and 1 go to the empty slots of the first and the second engine, then each to its own
+    world = constant_world([(500.0 * i, 4, 1) for i in range(6)], max_loras=1, adapter_places=1)
+    world = world._replace(load=world.load._replace(adapter=np.array([0, 1, 1, 0, -1, 1])))
+    assert scored(world, adapter=1.0).out.replica.tolist() == [0, 1, 1, 0, 0, 1]
+    assert scored(world).out.replica.tolist() == [0, 1, 0, 1, 0, 1]
 
 
 def test_a_block_in_a_tier_counts_less_than_one_on_the_gpu() -> None:

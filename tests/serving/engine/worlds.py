@@ -59,8 +59,12 @@ def run_reference(world: World) -> Run:
 def reference_requests(load: inputs.Load) -> list[Request]:
     """Return a load's requests as the reference takes them."""
     priority = load.priority if load.priority.size else np.zeros(load.arrival_us.size, np.int64)
+    adapter = load.adapter if load.adapter.size else np.full(priority.size, -1)
     columns = (load.arrival_us, load.prompt_tokens, load.output_tokens, hashes_of(load), priority, range(priority.size))
-    return [Request(float(a), int(p), int(o), h, int(f), n) for a, p, o, h, f, n in zip(*columns, strict=True)]
+    return [
+        Request(float(a), int(p), int(o), h, int(f), n, int(d))
+        for a, p, o, h, f, n, d in zip(*columns, adapter, strict=True)
+    ]
 
 
 def hashes_of(load: inputs.Load) -> list[tuple[int, ...]]:
@@ -112,6 +116,8 @@ def load_with_last(load: inputs.Load) -> inputs.Load:
     more = {"prompt_tokens": np.append(load.prompt_tokens, 1), "output_tokens": np.append(load.output_tokens, 1)}
     if load.priority.size:
         more["priority"] = np.append(load.priority, 9)
+    if load.adapter.size:
+        more["adapter"] = np.append(load.adapter, -1)
     return load._replace(arrival_us=arrival_us, hash_offsets=offsets, **more)
 
 
@@ -230,6 +236,19 @@ def policies_drawn(draw: st.DrawFn, budget: int) -> dict[str, object]:
 
 
 @st.composite
+def adapters_drawn(draw: st.DrawFn) -> dict[str, object]:
+    """Draw limits of adapters."""
+    slots = draw(st.integers(1, 3))
+    return {
+        "max_loras": slots,
+        "adapter_places": slots + draw(st.integers(0, 2)),
+        "adapter_head_waits": draw(st.booleans()),
+        "adapter_load_us": draw(st.sampled_from([0.0, 20.0, 900.0])),
+        "adapter_read_us": draw(st.sampled_from([0.0, 300.0])),
+    }
+
+
+@st.composite
 def policy_worlds(draw: st.DrawFn) -> World:
     """Draw a world with policies of single engines, some of them with a prefix cache."""
     world = draw(worlds() | caching_worlds())
@@ -238,6 +257,9 @@ def policy_worlds(draw: st.DrawFn) -> World:
     priority = draw(st.lists(st.integers(-1, 2), min_size=count, max_size=count))
     load = world.load._replace(priority=np.array(priority, np.int64))
     limits, host = world.limits._replace(**policies), world.host
+    if draw(st.booleans()):
+        adapter = draw(st.lists(st.integers(-1, 4), min_size=count, max_size=count))
+        load, limits = load._replace(adapter=np.array(adapter, np.int64)), limits._replace(**draw(adapters_drawn()))
     if wait_us := draw(st.sampled_from([0.0, 0.0, 30.0, 700.0])):
         limits = limits._replace(asynchronous=True, batch_wait_us=wait_us)
         host = host._replace(base_us=host.base_us + wait_us)

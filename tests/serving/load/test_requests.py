@@ -307,6 +307,23 @@ def test_priorities_are_drawn_in_equal_parts_and_leave_the_rest_as_it_is():
     assert ranked.drop_columns(["priority"]).equals(plain.drop_columns(["priority"]))
 
 
+def test_adapters_are_drawn_by_session_and_leave_the_rest_as_it_is():
+    row = SYNTHETIC | {"num_prompts": 4000, "request_rate": 2.0}
+    plain, named = draw_requests(scenarios(row)), draw_requests(scenarios(row | {"num_adapters": 4}))
+    assert plain["adapter"].null_count == 4000
+    assert named.drop_columns(["adapter"]).equals(plain.drop_columns(["adapter"]))
+    # equally often: 1,000 of each, with a deviation of 27
+    assert np.bincount(named["adapter"].to_numpy()) == pytest.approx(np.full(4, 1000), abs=140)
+    # in proportion to 1, 1/4, 1/9, 1/16
+    steep = draw_requests(scenarios(row | {"num_adapters": 4, "adapter_zipf": 2.0}))["adapter"].to_numpy()
+    assert np.bincount(steep) == pytest.approx(4000 / (1 + 1 / 4 + 1 / 9 + 1 / 16) / np.arange(1, 5) ** 2, abs=140)
+    talks = scenarios(row | {"num_adapters": 900, "num_turns": 4, "think_time_s": 1.0})
+    drawn = draw_loads(talks)
+    adapter, waits = drawn.load_requests["adapter"].to_numpy(), drawn.load_dependencies
+    assert waits.num_rows == 3000
+    assert (adapter[waits["request_id"].to_numpy()] == adapter[waits["after"].to_numpy()]).all()
+
+
 def test_priorities_do_not_follow_the_order_of_arrival():
     row = SYNTHETIC | {"request_rate": 2.0, "num_prompts": 300, "num_priorities": 3}
     ranks = [draw_requests(scenarios(row | {"seed": seed}))["priority"].to_numpy() for seed in range(2)]

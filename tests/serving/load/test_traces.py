@@ -220,6 +220,11 @@ def test_priorities_are_whole_numbers_where_there_are_any(written, left_out):
     assert left_out(written(f"{header}0,3,2,1\n1,3,2,soon\n")) == sentence
 
 
+def test_adapters_are_numbered_in_order_of_appearance(written):
+    lines = "arrival_s,prompt_tokens,output_tokens,adapter\n0,3,2,sql\n1,3,2,\n2,3,2,law\n3,3,2,sql\n"
+    assert read_trace(written(lines))["adapter"].to_pylist() == [0, None, 1, 0]
+
+
 @pytest.fixture
 def left_out(caplog) -> Callable[[Path], str]:
     """Return what is said of the one row of a trace that cannot be used, while the others are."""
