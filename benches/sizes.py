@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bottlenecks import RATES, RELIEF, quick_host_of, with_faster_gpus
-from record import RESTS_ON, RESULTS, digest, record
+from record import RESULTS, SIMULATION, digest, record
 
 import kernelsight as ks
 from kernelsight.errors import InvalidInput
@@ -210,7 +210,7 @@ class Everything:
 def truth_of(question: Mapping[str, Any], cost: float, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cheapest of everything, as kept or found now; ``cost``: of a deployment that holds, with ``flags``."""
     kept = json.loads(BESTS.read_text()) if BESTS.exists() else {}
-    name, program = json.dumps(question, sort_keys=True), {part: digest(part) for part in RESTS_ON["sizes"]}
+    name, program = json.dumps(question, sort_keys=True), {part: digest(part) for part in SIMULATION}
     if name not in kept:
         started = time.process_time()
         with ks.connect() as session:

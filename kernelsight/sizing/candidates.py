@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.number_format import number
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import ALIASES, FLAGS, LOAD_FLAGS
 from kernelsight.scenario.launch.deployments import with_launch_line
@@ -55,6 +56,11 @@ class Candidate(NamedTuple):
         """The cost of one instance: dollars per hour, or GPUs where no price is known or their total is fixed."""
         return self.gpus_taken or (float(self.gpu_count) if self.price is None else self.price)
 
+    def cost_text(self, cost: float) -> str:
+        """Return a cost in the unit of ``weight`` as text."""
+        text = number(cost, 3)
+        return f"{text} $/h" if self.price is not None else f"{text} GPU{'' if text == '1' else 's'}"
+
 
 def rows_of(
     session: Session, flags: Mapping[str, Any], gpus: Sequence[str], most_gpus: int, search: Mapping[str, Sequence[Any]]
@@ -87,7 +93,7 @@ def rows_of(
         row = {**fixed, **parallel, "gpu": gpu, **chosen}
         rows.append(row)
     if not rows:
-        raise InvalidInput(f"no parallel size fits {most_gpus} GPUs; give more with --max-gpus, or smaller sizes.")
+        raise InvalidInput(f"no parallel size fits --max-gpus {most_gpus}; give more, or smaller sizes.")
     if len(rows) > MOST_CANDIDATES:
         raise InvalidInput(
             f"{len(rows):,} deployments are to be searched; give fewer values, {MOST_CANDIDATES:,} at most."

@@ -72,7 +72,7 @@ class Option(NamedTuple):
         candidate, rate = self.sized.candidate, number(self.sized.highest.rate, 3)
         named = ((short, candidate.flags.get(name)) for name, short in SHORT_SIZES.items())
         sizes = " ".join(f"{short} {size}" for short, size in named if size)
-        cost = f"{number(self.weight, 3)} {'GPUs' if candidate.price is None else '$/h'}"
+        cost = candidate.cost_text(self.weight)
         return f"{', '.join(candidate.gpus)} at {sizes}, {cost}, up to {rate} {candidate.unit} each"
 
     @property

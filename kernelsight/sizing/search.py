@@ -43,7 +43,7 @@ SAME = 0.97
 # GPUs that cost more than this many times the best are excluded without a search of their exact rate
 FAR = 3.0
 DEARER = "bounds on its rate make it dearer than another"
-NOT_REACHED = "it does not reach the rate at which it would be cheaper than another"
+NOT_REACHED = "it does not reach the rate, with the confidence, at which it would be cheaper than another"
 # most requests simulated for GPUs and parallel sizes, for other settings of them, and for the exact rate of the best;
 # measured: 10 us of a core each
 ALLOWANCES = (2_000_000, 3_000_000, 2_000_000)
@@ -303,6 +303,8 @@ class SizeSearch:
         """
         confidence, served = self.demand.confidence, rate * (1.0 - self.demand.margin)
         is_shown = _is_less(self._lowest_cost(), most) and math.isinf(self._lowest_cost(self._own_options(prospect)))
+        if not prospect.search.may_reach(rate):
+            return False
         is_sure = is_shown or confidence <= 0.5 or may_hold(prospect, served, self._objectives, confidence)
         return is_sure and prospect.search.may_keep(rate)
 

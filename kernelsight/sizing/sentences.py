@@ -262,16 +262,13 @@ def unfinished(search: SizeSearch, demand: Demand, effort: int) -> list[str]:
         return []
     still_open = [*search.still_open(), *search.not_tried]
     nearly = len(search.cheaper_if_exact())
-    parts = [f"{nearly} rough rates may be too low" if nearly else "the rate of the first was not searched in full"]
+    parts = [f"rough rates of {nearly} may be too low" if nearly else "the rate of the first was not searched in full"]
     if still_open:
-        parts = [f"{len(still_open)} deployment{'s are' if len(still_open) > 1 else ' is'} open"]
+        count = f"{len(still_open)} deployment{'s' if len(still_open) > 1 else ''}"
+        parts = [f"{count} may {'be cheaper' if search.options else 'keep the objectives'}"]
     if still_open and demand.total_gpus is None:
-        cost, unit = min(
-            (search.least_cost(one), "GPUs" if one.candidate.price is None else "$/h") for one in still_open
-        )
-        parts.append(
-            f"{'the cheapest of them' if len(still_open) > 1 else 'it'} costs {number(cost, 3)} {unit} at least"
-        )
+        least = min(still_open, key=search.least_cost)
+        parts = [f"{parts[0]}, at {least.candidate.cost_text(search.least_cost(least))} or more"]
     why = search.ended or "no deployment has the confidence"
     if search.is_stopped:
         more = (

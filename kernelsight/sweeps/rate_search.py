@@ -177,13 +177,17 @@ class RateSearch:
             holds, broken = (middle, broken) if middle.verdict.keeps else (holds, middle)
         return holds, broken
 
-    def may_keep(self, rate: float) -> bool:
-        """Return whether a rate may keep the objectives: by the bound, a first look, and then a short steady run."""
+    def may_reach(self, rate: float) -> bool:
+        """Return whether a rate may keep the objectives: by the bound, and a first look."""
         rate = self._allowed(rate)
         if rate > self.capacity.most:
             return False
         look = self._serve(rate, min(self._least_requests(ROUGH), LONGEST_LOOK), FIRST_SEEDS)
-        return look.verdict.level <= LENIENT and self._try(rate, ROUGH).verdict.keeps
+        return look.verdict.level <= LENIENT
+
+    def may_keep(self, rate: float) -> bool:
+        """Return whether a rate may keep the objectives: by the bound, a first look, and then a short steady run."""
+        return self.may_reach(rate) and self._try(self._allowed(rate), ROUGH).verdict.keeps
 
     def tried_at(self, rate: float, effort: Effort = FULL) -> TriedRate:
         """Return a rate tried as in a search."""

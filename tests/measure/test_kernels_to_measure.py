@@ -66,6 +66,15 @@ def test_calls_that_no_suite_can_measure_give_no_point() -> None:
     absorbed = {**more, "family": "mla_decode", "shape": latent, "format": "bf16", "math": "bf16", "weight": 1.0}
     kernels = [measurable([absorbed], capability=of)[0]["implementation"] for of in (8.0, 9.0, 10.0)]
     assert kernels == ["flashinfer", "flashmla", "trtllm_gen_mla"]
+    routed = {"tokens": 8, "hidden": 64, "intermediate": 64, "experts": 8, "top_k": 2, "moe_tp": 1, "moe_ep": 1}
+    experts = {**more, "family": "moe", "shape": routed, "format": "mxfp4", "math": "bf16", "weight": 1.0}
+    [point] = measurable([experts], capability=9.0)
+    assert (point["implementation"], point["dtype"]) == ("triton_kernels_moe", "w4a16_mxfp4")
+    assert measurable([experts], capability=10.0) == []
+    blocks = {**call, **more, "format": "fp8_block", "math": "fp8"}
+    products = [measurable([blocks], capability=9.0), measurable([{**call, **more}], capability=10.0)]
+    assert [point["implementation"] for [point] in products] == ["deepgemm", "cutlass_nvfp4"]
+    assert measurable([{**call, **more}], capability=9.0) == []
     windowed = {"batch": 1, "context": 8, "heads": 8, "kv_heads": 8, "head_dim": 64, "window": 128}
     decode = {**call, **more, "family": "decode_attention", "shape": windowed, "format": "bf16", "math": "bf16"}
     assert measurable([{**decode, "format": "fp4"}]) == []

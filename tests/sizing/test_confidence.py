@@ -69,7 +69,7 @@ def test_what_was_left_out_against_a_cost_that_rises_is_looked_at_again_or_said_
     monkeypatch.setattr(search.SizeSearch, "_make_sure", with_a_dearer_best)
     goes_on = False
     found = session.size(**ASKED)
-    assert not found.complete and "; 1 deployment is open, it costs 2 GPUs at least; " in found.answer
+    assert not found.complete and "; 1 deployment may be cheaper, at 2 GPUs or more; " in found.answer
     (row,) = found.left_out
     assert row["reason"].startswith("it may be cheaper") and row["bound"] < found.chosen["gpus"] == 9
     goes_on = True
@@ -147,11 +147,11 @@ def test_how_to_go_on() -> None:
     ended.ended = "its allowance of simulated requests is spent"
     said = unfinished(ended, Demand(1.0), 5)[0]
     assert said == (
-        "Not proven to be the cheapest: its allowance of simulated requests is spent; 2 deployments are open, the "
-        "cheapest of them costs 3 $/h at least; ask about fewer GPUs or values."
+        "Not proven to be the cheapest: its allowance of simulated requests is spent; 2 deployments may be "
+        "cheaper, at 3 $/h or more; ask about fewer GPUs or values."
     )
     # of a number of GPUs all cost the same
-    assert " is spent; 2 deployments are open; " in unfinished(ended, Demand(1.0, total_gpus=8), 5)[0]
+    assert " is spent; 2 deployments may be cheaper; " in unfinished(ended, Demand(1.0, total_gpus=8), 5)[0]
     ended.ended, ended.is_stopped = "it was interrupted", True
     assert unfinished(ended, Demand(1.0), 1)[0].endswith("; the same command goes on from here.")
 

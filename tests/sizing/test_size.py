@@ -260,11 +260,11 @@ def test_engines_that_do_not_exist_for_a_gpu_are_skipped_and_said(session: Sessi
         ({"gpus": []}, "no GPU is given; set gpus, such as gpus h100_sxm,h200_sxm."),
         (
             {"max_gpus": 1, "tensor_parallel_size": 8},
-            "no parallel size fits 1 GPUs; give more with max_gpus, or smaller sizes.",
+            "no parallel size fits max_gpus 1; give more, or smaller sizes.",
         ),
         (
             {"max_gpus": 1, "pipeline_parallel_size": 2},
-            "no parallel size fits 1 GPUs; give more with max_gpus, or smaller sizes.",
+            "no parallel size fits max_gpus 1; give more, or smaller sizes.",
         ),
         ({"max_gpus": 0}, "max_gpus is 0; give a whole number of at least 1."),
         ({"prices": {"l4": 1}}, "prices has no price for h100_sxm; add h100_sxm=PRICE, or leave prices out."),
@@ -422,8 +422,7 @@ def test_a_search_that_ends_early_answers_with_the_best_so_far(
     assert ("Not proven to be the cheapest: " in found.answer) is not found.complete
     if found.not_tried:
         count, least = len(found.not_tried), min(row["bound"] for row in found.not_tried)
-        assert f"; {count} deployment{'s are' if count > 1 else ' is'} open, " in found.answer
-        assert f" costs {least:.3g} $/h at least" in found.answer
+        assert f"; {count} deployment{'s' if count > 1 else ''} may be cheaper, at {least:.3g} $/h or " in found.answer
     for row in found.left_out:
         assert row["bound"] >= found.chosen["price_per_hour"]
     shown = {(row["gpu"], row["tensor_parallel_size"]) for row in [*found.rows, *found.left_out, *found.not_tried]}
@@ -443,6 +442,17 @@ def test_ctrl_c_after_the_search_keeps_its_answer(
     found = size(session, rate=60.0, gpus=["h100_sxm"], max_gpus=1, prices=PRICES)
     assert found.chosen["rate"] > 0.0 and "Not proven to be the cheapest: it was interrupted" in found.answer
     assert "None" not in found.answer
+
+
+def test_what_lacks_the_confidence_is_left_out_before_its_rate_is_searched(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"rate": 2000.0, "prices": PRICES, "confidence": 0.99}
+    short = size(session, **asked)
+    monkeypatch.setattr("kernelsight.sizing.search.may_hold", lambda *_: True)
+    long = size(session, **asked)
+    assert short.chosen == long.chosen and short.complete and long.complete
+    assert len(short.rows) < len(long.rows) and {row["gpu"] for row in short.rows} == set(PRICES)
 
 
 def test_a_question_that_is_asked_again_is_answered_from_kept_trials(
