@@ -2,7 +2,7 @@
 with attention as (
   select layers.*, settings.attention_format as format, settings.dtype, models.attention_output_gate, models.q_lora_rank, models.kv_lora_rank,
          models.qk_nope_head_dim, models.qk_rope_head_dim, models.v_head_dim, models.linear_key_head_dim, models.linear_value_head_dim,
-         models.index_head_dim, models.qkv_inputs
+         models.index_head_dim, models.qkv_inputs, models.linear_gates
   from sharded_layers as layers
   join deployment_settings as settings using (deployment_id)
   join models on models.model = settings.model
@@ -50,8 +50,8 @@ matrices as (
          2 * kv_heads * linear_key_head_dim + 2 * heads * linear_value_head_dim, hidden
   from attention where attention = 'linear'
   union all
-  -- write strength and decay, two numbers per head: too small to be quantised
-  select deployment_id, layer_kind, 'in_proj_ba', 'gemm', 'tokens', count, 1, dtype, 2 * heads, hidden
+  -- numbers for each head, such as write strength and decay: too small to be quantised
+  select deployment_id, layer_kind, 'in_proj_ba', 'gemm', 'tokens', count, 1, dtype, coalesce(linear_gates, 2) * heads, hidden
   from attention where attention = 'linear'
   union all
   select deployment_id, layer_kind, 'out_proj', 'gemm', 'tokens', count, 1, format, hidden, heads * linear_value_head_dim

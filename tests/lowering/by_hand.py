@@ -14,7 +14,7 @@ def mixer_parameters(model: Model, layer: Layer) -> int:
     if layer["attention"] == "linear":
         keys = layer["kv_heads"] * model["linear_key_head_dim"]
         values = heads * model["linear_value_head_dim"]
-        return hidden * (keys + keys + values + values + heads + heads) + values * hidden
+        return hidden * (2 * keys + 2 * values + (model["linear_gates"] or 2) * heads) + values * hidden
     if layer["attention"] in ("mla", "sparse"):
         latent, rope, query_rank = model["kv_lora_rank"], model["qk_rope_head_dim"], model["q_lora_rank"]
         query = (hidden + heads * width) * query_rank if query_rank else hidden * heads * width
