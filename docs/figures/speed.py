@@ -48,11 +48,18 @@ def peers() -> str:
 
 def serving() -> str:
     """Table of requests per CPU-second of the loop."""
-    rows = [[row["load"], span(row["requests_per_cpu_s"]), million(row["with_tables"]), million(row["steps_per_cpu_s"])]
-            for row in result("speed_serving")["loads"]]  # fmt: skip
-    return table(
-        ["load", "million requests per CPU-second", "with result tables", "million steps per CPU-second"], rows
-    )
+    rows = [
+        [
+            row["load"],
+            span(row["requests_per_cpu_s"]),
+            million(row["with_tables"]),
+            million(row["steps_per_cpu_s"]),
+            " to ".join(f"{nanoseconds:.1f}" for nanoseconds in row["ns_per_token"]),
+        ]
+        for row in result("speed_serving")["loads"]
+    ]
+    speeds = ["million requests per CPU-second", "with result tables", "million steps per CPU-second"]
+    return table(["load", *speeds, "CPU-nanoseconds per output token"], rows)
 
 
 def memory() -> str:

@@ -14,7 +14,7 @@ PARALLEL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 # the faults of deployment_faults, in the order in which they are reported
 ORDER = (
     *("engine", "expert_parallel", "heads", "kv_heads", "width", "experts", "blocks", "pipeline", "dtype", "model_len"),
-    *("limit",),
+    *("limit", "drafts"),
     *("chunking", "partial_prefills", "batch_wait", "kv_cache_tokens", "kv_cache", "memory"),
 )
 

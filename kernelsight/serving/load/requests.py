@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -276,27 +277,28 @@ def _draw(row: Mapping, recorded: pa.Table | None) -> tuple[Drawn, Dependencies]
     """Draw one synthetic load from its seed; return it and the dependencies of its requests.
 
     Arrivals, lengths, prefixes, priorities and adapters have a child seed each, so that another rate leaves the lengths
-    as they are, and the other way round. A new draw takes the last child seed, so that the earlier ones keep theirs.
+    as they are, and the other way round. A new draw takes the last child seed, so that the earlier ones keep theirs. A
+    generator is made where it draws: to make one takes as long as to draw a hundred numbers.
     """
     n, turns, prefix_len = row["num_prompts"], row["num_turns"] or 1, row["prefix_len"] or 0
-    seeds = np.random.SeedSequence(row["seed"]).spawn(8)
     prompts, outputs, gaps, pairs, prefixes, ranks, pauses, choices = (
-        np.random.Generator(np.random.PCG64(seed)) for seed in seeds
+        partial(np.random.default_rng, seed) for seed in np.random.SeedSequence(row["seed"]).spawn(8)
     )
     new_tokens, output_tokens = _lengths(row, prompts, outputs, pairs, recorded)
     sessions = sessions_of(new_tokens, output_tokens, turns, prefix_len)
     count = -(-n // turns)
-    arrival_s, before = _arrivals(gaps, count, row), np.full(n, NO_REQUEST)
-    prefix = prefix_numbers(prefixes, count, row["num_prefixes"] or 1) if prefix_len else np.zeros(count, np.int64)
-    think_s = think_times(pauses, n, row["think_time_s"] or 0.0, row["think_time_cv"])
-    adapter = adapter_numbers(choices, count, row["num_adapters"], row["adapter_zipf"])[sessions.session]
+    arrival_s, before = _arrivals(gaps(), count, row), np.full(n, NO_REQUEST)
+    prefix = prefix_numbers(prefixes(), count, row["num_prefixes"] or 1) if prefix_len else np.zeros(count, np.int64)
+    mean_s = row["think_time_s"]
+    think_s = think_times(pauses(), n, mean_s, row["think_time_cv"]) if mean_s else np.zeros(n)
+    adapter = adapter_numbers(choices(), count, row["num_adapters"], row["adapter_zipf"])[sessions.session]
     if turns > 1:
         order, arrival_s, before = in_order_of_arrival(sessions, arrival_s, think_s)
         sessions = sessions._replace(**{name: values[order] for name, values in sessions._asdict().items()})
         output_tokens, think_s, adapter = output_tokens[order], think_s[order], adapter[order]
     blocks = shared_blocks(sessions, prefix, prefix_len)
     levels = row["num_priorities"]
-    priority = np.full(n, NO_PRIORITY) if levels is None else ranks.permutation(np.arange(n) % levels)
+    priority = np.full(n, NO_PRIORITY) if levels is None else ranks().permutation(np.arange(n) % levels)
     later = np.flatnonzero(before != NO_REQUEST)
     waits = Dependencies(later, before[later], think_s[later])
     return Drawn(arrival_s, sessions.prompt_tokens, output_tokens, priority, adapter, blocks), waits
@@ -326,24 +328,24 @@ def _arrivals(generator: np.random.Generator, n: int, row: Mapping) -> np.ndarra
 
 def _lengths(
     row: Mapping,
-    prompts: np.random.Generator,
-    outputs: np.random.Generator,
-    pairs: np.random.Generator,
+    prompts: Callable[[], np.random.Generator],
+    outputs: Callable[[], np.random.Generator],
+    pairs: Callable[[], np.random.Generator],
     recorded: pa.Table | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (new prompt tokens without a shared prefix, output tokens), shape [requests] each."""
     n, shape = row["num_prompts"], distribution(row)
     if shape == "empirical":
-        rows = empirical_rows(pairs, n, recorded.num_rows)
+        rows = empirical_rows(pairs(), n, recorded.num_rows)
         return recorded["prompt_tokens"].to_numpy()[rows], recorded["output_tokens"].to_numpy()[rows]
     if shape == "lognormal":
         return (
-            lognormal_lengths(prompts, n, row["input_len"], row["input_len_cv"]),
-            lognormal_lengths(outputs, n, row["output_len"], row["output_len_cv"]),
+            lognormal_lengths(prompts(), n, row["input_len"], row["input_len_cv"]),
+            lognormal_lengths(outputs(), n, row["output_len"], row["output_len_cv"]),
         )
     return (
-        uniform_lengths(prompts, n, row["input_len"], row["range_ratio"]),
-        uniform_lengths(outputs, n, row["output_len"], row["range_ratio"]),
+        uniform_lengths(prompts(), n, row["input_len"], row["range_ratio"]),
+        uniform_lengths(outputs(), n, row["output_len"], row["range_ratio"]),
     )
 
 
