@@ -113,12 +113,13 @@ def run_python(body: str, namespace: dict[str, Any]) -> str:
 def chosen_lines(printed: str, selection: str) -> str:
     """Return the lines in ranges such as ``1-3``, and those that begin with quoted texts; ``...`` for omitted lines.
 
-    >>> chosen_lines("a\\nb\\nc\\nd\\n", ' 1-2 "d"')
-    'a\\nb\\n...\\nd\\n'
+    >>> chosen_lines("a\\nb\\nc\\nd\\ne\\n", ' 1-2 4 "e"')
+    'a\\nb\\n...\\nd\\ne\\n'
     """
     lines = printed.rstrip("\n").splitlines()
     starts = re.findall(r'"([^"]+)"', selection)
-    ranges = [(int(first), int(last)) for first, last in re.findall(r"(\d+)-(\d+)", selection)]
+    numbers = re.findall(r"(\d+)(?:-(\d+))?", re.sub(r'"[^"]+"', "", selection))
+    ranges = [(int(first), int(last or first)) for first, last in numbers]
     if missing := [start for start in starts if not any(line.startswith(start) for line in lines)]:
         raise ValueError(f"no line of the output begins with {missing[0]!r}; it is:\n{printed}")
     parts: list[str] = []
