@@ -88,7 +88,7 @@ BUDGET = {
     "kernelsight/*.py": 79_678,  # 66,000
     "tests/*.py": 52_811,  # 40,000
     "docs/*.md": 5_474,  # 7,500
-    "schemas/*.json": 152,  # 150 that users read
+    "schemas/*.json": 150,  # 150 that users read
 }
 # code does not hide there: printed beside
 BESIDE = ("benches/*.py", "sql/*.sql")
