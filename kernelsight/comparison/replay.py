@@ -133,7 +133,8 @@ def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
     """Return the requests of a log as ``load_requests``, in their order, numbered from 0, with the log's send times.
 
     Prompts share prefixes as ``hash_ids`` state. Without these, all prompts begin with one chain of blocks, each for as
-    many tokens as the log reports cached, so that a replay finds the same number. ``block_tokens``: size of a KV block.
+    many tokens as the log reports cached, so that a replay finds the same number. Adapters are numbered in their order.
+    ``block_tokens``: size of a KV block.
     """
     n = requests.num_rows
     sent_s = requests["sent_s"].combine_chunks()
@@ -145,6 +146,7 @@ def load_of_log(requests: pa.Table, block_tokens: int = 16) -> pa.Table:
         "prompt_tokens": requests["prompt_tokens"],
         # a failed or unfinished request still occupied the server
         "output_tokens": pa.array(np.maximum(requests["output_tokens"].to_numpy(), 1)),
+        "adapter": requests["adapter"].combine_chunks().dictionary_encode().indices.cast(pa.int64()),
     }
     hashes, cached = requests["hash_ids"].combine_chunks(), requests["cached_tokens"].combine_chunks()
     if hashes.null_count < n:

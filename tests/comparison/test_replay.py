@@ -8,6 +8,7 @@ import pyarrow as pa
 from kernelsight import connect
 from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.replay import REPLAYED_PARTS, Replayed, Variant, load_of_log
+from kernelsight.logs.read_logs import read_logs
 
 
 def test_parts_that_are_not_wanted_take_no_memory() -> None:
@@ -19,12 +20,21 @@ def test_parts_that_are_not_wanted_take_no_memory() -> None:
     assert served.only([]).steps.size == 0
 
 
+def test_a_log_says_which_adapter_a_request_has(tmp_path) -> None:
+    rows = [f"{k},900,60,{50 + k},{1000 + k},{name}" for k, name in enumerate(("b", "", "a", "b"))]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms,lora_name", *rows]))
+    table = read_logs(path, columns={"adapter": "lora_name"})["production_requests"]
+    assert load_of_log(table)["adapter"].to_pylist() == [0, None, 1, 0]
+
+
 def test_a_correction_takes_no_more_host_time_than_there_is() -> None:
     """A step of negative length would end before it began, and be counted where there is no memory."""
     flags = {"model": "llama-3.1-8b", "gpu": "h100_sxm"}
     sent, whole = np.arange(200) / 20.0, np.ones(200, np.int64)
     requests = {"sent_s": sent, "arrival_s": sent, "prompt_tokens": 900 * whole, "output_tokens": 60 * whole}
     requests |= {"hash_ids": pa.nulls(200, pa.list_(pa.int64())), "cached_tokens": pa.nulls(200, pa.int64())}
+    requests |= {"adapter": pa.nulls(200, pa.string())}
     with connect() as session:
         load = load_of_log(pa.table(requests))
         off = [-1e2, -1e3, -1e4, -1e6]
