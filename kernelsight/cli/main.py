@@ -265,6 +265,9 @@ def _stopped(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "resume", None) is not None and getattr(arguments, "output", None):
         how = "what is finished is kept; the same command with --resume goes on"
     print(f"kernelsight: interrupted; {how}.", file=sys.stderr)
+    # a library that was interrupted in Python code of its own has marked the interpreter to die of SIGINT at its end,
+    # whatever is returned; to run any code that way takes the mark back
+    importlib.import_module("ctypes").pythonapi.PyRun_SimpleString(b"")
     return 1
 
 

@@ -101,5 +101,6 @@ def test_a_time_limit_answers_with_what_was_found(command: Any) -> None:
     assert answer["answer"].startswith("No deployment that was tried keeps ")
     assert answer["answer"].endswith(
         ": the search ended before the first, l4 at TP 1, was tried. The search ended early: its time limit "
-        "of 0.001 s is over; 1 deployment is open, it costs 1 GPUs at least; a longer --time-limit goes on from here."
+        "of 0.001 s is over; 1 deployment may keep the objectives, at 1 GPU or more; a longer --time-limit goes on "
+        "from here."
     )

@@ -153,6 +153,21 @@ def test_what_schedulers_and_closed_terminals_send_is_a_ctrl_c(number, status, r
         signal.signal(number, before)
 
 
+def test_a_library_that_is_interrupted_in_code_of_its_own_changes_no_status(tmp_path) -> None:
+    """CPython ends a module by SIGINT where an interruption left code that was run by its C interface."""
+    lines = [
+        "import ctypes, signal, sys",
+        "from kernelsight.cli import tables",
+        "from kernelsight.cli.main import main",
+    ]
+    lines += ["def run(arguments):", "    ctypes.pythonapi.PyRun_SimpleString(b'raise KeyboardInterrupt')"]
+    lines += ["    signal.raise_signal(signal.SIGTERM)", "tables.run = run", "sys.exit(main(['tables']))"]
+    (tmp_path / "interrupted.py").write_text("\n".join(lines))
+    words = [sys.executable, "-m", "interrupted"]
+    found = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=-1, check=False)
+    assert found.returncode == 143
+
+
 def test_a_fault_of_the_program_itself_is_not_hidden(monkeypatch):
     import kernelsight.cli.tables
 

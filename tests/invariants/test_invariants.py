@@ -96,8 +96,10 @@ def clocks_never_run_backwards(world: World, served: Served) -> None:
     assert np.all(np.diff(out.sent_us) >= 0.0)
     assert np.all(steps[:, START] < steps[:, END])
     assert np.all(steps[1:, START] >= steps[:-1, END] - SLACK_US)
-    busy = (steps[:, END] - steps[:, START]).sum()
-    assert busy + served.totals.idle_us == pytest.approx(served.totals.last_us - served.totals.first_us, abs=1e-3)
+    # a step that waits for adapters lasts longer, and this part of it is idle
+    busy, working = (steps[:, END] - steps[:, START]).sum(), served.totals.gpu_us + served.totals.host_us
+    assert busy >= working - 1e-3 if world.load.adapter.size else busy == pytest.approx(working, abs=1e-3)
+    assert working + served.totals.idle_us == pytest.approx(served.totals.last_us - served.totals.first_us, abs=1e-3)
 
 
 def budget_and_caps_hold_at_every_step(world: World, served: Served) -> None:

@@ -310,7 +310,7 @@ def adapter_numbers(generator: np.random.Generator, n: int, adapters: int | None
     ``adapters``: how many there are; None: no session has one. ``zipf``: 0 or None: all equally often.
 
     >>> np.bincount(adapter_numbers(np.random.default_rng(0), 6000, 3, 1.0)).tolist()
-    [3302, 1630, 1068]
+    [3269, 1637, 1094]
     """
     if adapters is None:
         return np.full(n, NO_ADAPTER)

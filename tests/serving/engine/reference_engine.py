@@ -55,8 +55,11 @@ class Engine:
         received = self.scheduler.polling.received_until(bool(self.scheduler.running), self.horizon)
         self.granted = self.scheduler.schedule(now, received)
         work = self.scheduler.work(self.granted)
-        gpu_us = self.gpu_time(work)
-        self.clock = now + step_time(work, gpu_us, self.host)
+        gpu_us, loads_us = self.gpu_time(work), self.scheduler.adapters.waited_us()
+        self.run.idle_us += loads_us
+        if not work.prompt_tokens:  # decodes begin once their adapters are loaded
+            now, loads_us = now + loads_us, 0.0
+        self.clock = now + step_time(work, gpu_us, self.host) + loads_us
         running, units = len(self.scheduler.running), self.scheduler.memory.used
         self.run.steps.append(Step(now, self.clock, work, running, self.in_flight - running, units, gpu_us))
 
@@ -117,7 +120,8 @@ class PipelineEngine(Engine):
             work = scheduler.work(granted)
             if not work.tokens:
                 break
-            passage = self.pipeline.send(work, now, len(scheduler.running))
+            passage = self.pipeline.send(work, now, len(scheduler.running)).later(scheduler.adapters.waited_us())
+            self.pipeline.hold(passage.end_us)
             counts = (len(scheduler.running), self.in_flight - len(scheduler.running), scheduler.memory.used)
             times = (passage.gpu_us, passage.host_us)
             self.run.steps.append(Step(passage.start_us, passage.end_us, work, *counts, *times))

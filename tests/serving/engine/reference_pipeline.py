@@ -41,6 +41,10 @@ class Passage(NamedTuple):
     host_us: float
     gpu_us: float
 
+    def later(self, us: float) -> Passage:
+        """The same passage that ends later: adapters are loaded."""
+        return self._replace(end_us=self.end_us + us)
+
 
 class Pipeline:
     """The stages of one engine."""
@@ -57,6 +61,11 @@ class Pipeline:
     def open(self, now: float) -> None:
         """The first request arrives."""
         self.left_us = [now] * len(self.shares)
+
+    def hold(self, until: float) -> None:
+        """The last stage is idle until its batch ends."""
+        self.idle_us += until - self.left_us[-1]
+        self.left_us[-1] = until
 
     def close(self, now: float) -> float:
         """Idle time of all stages, until ``now`` or the end of the last batch."""

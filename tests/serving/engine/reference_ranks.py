@@ -98,15 +98,16 @@ class Ranks:
                 pipeline = engine.pipeline
                 alone = pipeline.gpu_time
                 pipeline.gpu_time = lambda work, alone=alone: alone(work) + self.surface.experts_us[shared]
-                passages.append((engine, work, pipeline.send(work, now, len(engine.scheduler.running))))
+                passage = pipeline.send(work, now, len(engine.scheduler.running))
+                passages.append((engine, work, passage, passage.end_us + engine.scheduler.adapters.waited_us()))
                 pipeline.gpu_time = alone
                 self.experts.append((work.phase, shared))
-        end = max((passage.end_us for _, _, passage in passages), default=now)
+        end = max((end_us for *_, end_us in passages), default=now)
         for engine in self.engines:
             engine.clock = end
             if not engine.limits.asynchronous:
                 engine.horizon = end
-        for engine, work, passage in passages:
+        for engine, work, passage, _ in passages:
             pipeline, scheduler = engine.pipeline, engine.scheduler
             pipeline.idle_us += end - passage.end_us
             pipeline.left_us[0] = end

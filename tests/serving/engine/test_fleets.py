@@ -70,6 +70,7 @@ def test_engines_that_share_nothing_are_engines_by_themselves(world: World) -> N
         part = load._replace(
             **{name: getattr(load, name)[rows] for name in ("arrival_us", "prompt_tokens", "output_tokens")},
             priority=load.priority[rows] if load.priority.size else load.priority,
+            adapter=load.adapter[rows] if load.adapter.size else load.adapter,
         )
         if load.hash_tokens:
             spans = zip(load.hash_offsets[rows], load.hash_offsets[rows + 1], strict=True)

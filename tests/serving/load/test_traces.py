@@ -180,7 +180,7 @@ def test_every_container_gives_the_same_table(tmp_path_factory, drawn):
         {
             "external_id": columns["request_id"],
             "arrival_s": np.array(columns["arrival_s"]) - columns["arrival_s"][0],
-            **{name: columns[name] for name in TRACE_SCHEMA.names[2:]},
+            **{name: columns.get(name, [None] * len(drawn)) for name in TRACE_SCHEMA.names[2:]},
         },
         schema=TRACE_SCHEMA,
     )
@@ -207,9 +207,9 @@ def test_identifiers_may_be_numbers_and_fields_in_any_order(written):
     text += '{"output_tokens": 2, "arrival_s": 1.5, "prompt_tokens": 3}\n'
     assert read_trace(written(text)).to_pylist() == [
         {"external_id": "17", "arrival_s": 0.0, "prompt_tokens": 3, "output_tokens": 2}
-        | {"hash_ids": None, "hash_block_tokens": None, "priority": None},
+        | {"hash_ids": None, "hash_block_tokens": None, "priority": None, "adapter": None},
         {"external_id": None, "arrival_s": 0.5, "prompt_tokens": 3, "output_tokens": 2}
-        | {"hash_ids": None, "hash_block_tokens": None, "priority": None},
+        | {"hash_ids": None, "hash_block_tokens": None, "priority": None, "adapter": None},
     ]
 
 
