@@ -28,6 +28,8 @@ from kernelsight.measure.rows import sweep_schema
 from kernelsight.measure.suite import FAMILIES, Point, number_formats
 from tests.measure import on_host
 
+# what an installed library warns of where it is imported is its own
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 FLASH = "q k v max_seqlen_q cu_seqlens_q max_seqlen_k cu_seqlens_k q_v dropout_p softmax_scale causal window_size "
 FLASH += "softcap alibi_slopes deterministic return_attn_probs block_table seqused_k return_softmax_lse out "
 FLASH += "scheduler_metadata q_descale k_descale v_descale num_splits fa_version s_aux"
