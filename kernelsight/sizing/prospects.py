@@ -26,6 +26,8 @@ CostOf = Callable[[Candidate, float], float]
 CAUTION = 1.1
 # a rate that no instance reaches
 NO_BOUND = 1e12
+DEARER = "bounds on its rate make it dearer than another"
+NOT_REACHED = "it does not reach the rate, with the confidence, at which it would be cheaper than another"
 REPLICAS, BUDGET = ("prefill_replicas", "decode_replicas"), "max_num_batched_tokens"
 
 
@@ -156,6 +158,11 @@ def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Se
         )
         sentences.append(f"{largest.reason.rstrip(' ;')}; {what_fits(session, row)}")
     return InvalidInput(f"no GPU of the search holds the model: {'; '.join(sentences)}.")
+
+
+def is_less(cost: float, most: float) -> bool:
+    """Return whether a cost is below another beyond rounding."""
+    return cost < most * (1.0 - 1e-9)
 
 
 def rate_below(cost_of: CostOf, candidate: Candidate, most: float) -> float:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.dataflow.python_nodes import inside, takes
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile
@@ -40,6 +41,8 @@ class Capacity(NamedTuple):
     throughput: float = 0.0
 
 
+@inside("size_answers", "size_bounds")
+@takes("deployments", "scenarios")
 def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
     """Return the upper bound of the rate, from single requests and closed loops of rising concurrency.
 
@@ -50,9 +53,9 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
     scenario = trials.scenario(scenario_id)
     requests = max(ALONE, scenario["num_turns"] or 1)  # a whole conversation, whose last prompts are the longest
     (alone,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=1, **NO_PAUSES)
-    missed = _missed(alone, [objective for objective in objectives if objective.metric != "itl"])
-    if missed or alone.lost:
-        return Capacity(alone, 0.0, missed)
+    fails = missed(alone, [objective for objective in objectives if objective.metric != "itl"])
+    if fails or alone.lost:
+        return Capacity(alone, 0.0, fails)
     in_flight = [objective for objective in objectives if objective.metric in IN_FLIGHT]
     settings = trials.settings(scenario_id)
     seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
@@ -76,7 +79,7 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
         level, below = min(level * LEVELS, seats), level
         throughput, trial = _closed_loop(trials, scenario_id, level)
         grows = throughput > best * 1.02
-        if _missed(trial, in_flight):
+        if missed(trial, in_flight):
             break
         best = max(best, throughput)
         if level >= seats or not grows:
@@ -88,7 +91,7 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
         if not below < middle < level:
             break
         reached, trial = _closed_loop(trials, scenario_id, middle)
-        if _missed(trial, in_flight):
+        if missed(trial, in_flight):
             level, throughput = middle, reached
         else:
             below, best = middle, max(best, reached)
@@ -126,7 +129,7 @@ def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, T
     return _throughput(trial, requests, level), trial
 
 
-def _missed(trial: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
+def missed(trial: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
     """Return the first objective that requests miss on average, and its value in ms; None: they miss none.
 
     Few requests have no tail: the median is taken for higher percentiles too.
