@@ -14,7 +14,7 @@ from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
-from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, Candidate, planned_candidates, rows_of
+from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, planned_candidates, rows_of
 from kernelsight.sizing.decision import DOUBT, Option, option_of
 from kernelsight.sizing.evidence import UNKNOWN, evidence_of, may_hold
 from kernelsight.sizing.prospects import (
