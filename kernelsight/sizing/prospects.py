@@ -51,8 +51,12 @@ class Prospect(NamedTuple):
         """Whether its own capacity is known."""
         return "capacity" in vars(self.search)
 
-    def compute_capacity(self) -> None:
-        """Compute its own capacity, which bounds its rate and those of other numbers of its replicas."""
+    def compute_capacity(self, enough: float) -> None:
+        """Compute its own capacity, which bounds its rate and those of other numbers of its replicas.
+
+        ``enough``: a bound that is low enough, as the deployment is dearer than another at this rate.
+        """
+        self.search.enough = enough
         _ = self.search.capacity
         self.known.append(self)
 

@@ -49,7 +49,7 @@ SURE = FULL._replace(ends=0, tolerance=0.02, confirms=2)
 FEW_RATES = RATES[::2]
 # share of the cost of the best below which another is clearly cheaper
 SAME = 0.97
-# GPUs that cost more than this many times the best are excluded without a search of their exact rate
+# GPUs that cost more than this many times the best are excluded without their exact rate
 FAR = 3.0
 # most requests simulated for GPUs and parallel sizes, for other settings of them, and for the exact rate of the best;
 # measured: 10 us of a core each
@@ -101,10 +101,10 @@ class SizeSearch:
         prospects = self._open(self.rows)
         if not prospects:
             raise nothing_fits(list(self.left_out.values()), self.plans, self.forks[0])
-        self._within(self._allowances[0], lambda: self._search_groups(prospects))
+        self._within(0, lambda: self._search_groups(prospects))
         if self.question.tune:
-            self._within(self._allowances[1], self._search_variants)
-        self._within(self._allowances[2], self._make_sure)
+            self._within(1, self._search_variants)
+        self._within(2, self._make_sure)
         return self.ranked()
 
     @property
@@ -116,9 +116,9 @@ class SizeSearch:
     @property
     def is_complete(self) -> bool:
         """Whether the best is searched in full, and no other deployment, by a bound or a search, can cost less."""
-        ranked = self.ranked()
-        is_open = self.is_stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY
-        is_open = is_open or self._varied_below < self._lowest_cost() or self.cheaper_if_exact()
+        ranked, is_cut = self.ranked(), self.is_stopped or self.ended == TOO_MANY
+        is_open = is_cut or self.not_tried or self.still_open() or self.cheaper_if_exact()
+        is_open = is_open or self._varied_below < self._lowest_cost()
         return not is_open and (not ranked or self.is_sure(ranked[0].sized))
 
     def least_cost(self, prospect: Prospect) -> float:
@@ -150,11 +150,11 @@ class SizeSearch:
         """Record that a Ctrl-C ended the search, whose results so far are the answer."""
         self.ended, self.is_stopped = "it was interrupted", True
 
-    def _within(self, allowance: int, search: Callable[[], None]) -> None:
-        """Run one phase of the search until its allowance of requests or the time is spent, or it is interrupted."""
+    def _within(self, phase: int, search: Callable[[], None]) -> None:
+        """Run a phase until its allowance and what others left, or the time, is spent, or it is interrupted."""
         if self.is_stopped:
             return
-        self._work.most = self._work.spent + allowance
+        self._work.most = sum(self._allowances[: phase + 1])
         try:
             search()
         except SearchEnded as ended:
@@ -212,8 +212,7 @@ class SizeSearch:
         """
         fork = self._session.fork()
         self.forks.append(fork)
-        total = self.demand.total_gpus
-        plan, candidates = planned_candidates(fork, rows, self._load, self._prices, total)
+        plan, candidates = planned_candidates(fork, rows, self._load, self._prices, self.demand.total_gpus)
         known = {*self.left_out, *self.prospects}
         candidates = [candidate for candidate in candidates if candidate.scenario_id not in known]
         self.plans.append(plan)
@@ -271,7 +270,8 @@ class SizeSearch:
                     self._examine(prospect, most(prospect))
                 else:
                     if not is_less(cost, turn_of(prospect)[0]):  # else relatives put others before it
-                        prospect.compute_capacity()
+                        dearer = rate_below(self.demand.least_cost, prospect.candidate, most(prospect))
+                        prospect.compute_capacity(dearer * (1.0 - 1e-6))
                     heapq.heappush(queue, turn_of(prospect))
         except SearchEnded:
             for _, name, prospect in [item, *queue]:
@@ -367,6 +367,8 @@ class SizeSearch:
                 self._search_variants()
             elif nearly := self.cheaper_if_exact():
                 self._search_if_cheaper(nearly[0])
+            elif self.not_tried:
+                self._search(self.not_tried, lambda _: self._lowest_cost())
             else:
                 return
 

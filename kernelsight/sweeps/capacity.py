@@ -43,12 +43,15 @@ class Capacity(NamedTuple):
 
 @inside("size_answers", "size_bounds")
 @takes("deployments", "scenarios")
-def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
+def capacity_of(
+    trials: Trials, scenario_id: str, objectives: Sequence[Objective], enough: float = math.inf
+) -> Capacity:
     """Return the upper bound of the rate, from single requests and closed loops of rising concurrency.
 
     Where as many requests are always in flight, throughput is the highest that they allow: no higher rate keeps the
     objectives than the throughput of a closed loop without pauses that misses one on TPOT, ITL or E2E latency, and no
-    more requests in flight than its concurrency.
+    more requests in flight than its concurrency. A bound of at most ``enough`` is not refined: it begins with the
+    concurrency that this rate takes where requests are served as fast as alone.
     """
     scenario = trials.scenario(scenario_id)
     requests = max(ALONE, scenario["num_turns"] or 1)  # a whole conversation, whose last prompts are the longest
@@ -75,6 +78,15 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
                 most = min(most, max(highest * (decode_ms + 2.0 * min(waits_ms)) / 1e3, 1.0))
         return Capacity(alone, most + highest * pause_s(scenario), None, max(best, throughput))
 
+    turns, alone_s = scenario["num_turns"] or 1, float(np.nanmean(alone.latencies["e2e"])) / 1e3
+    rate = enough * turns if scenario["request_rate"] else enough / (alone_s + pause_s(scenario))
+    if 2.0 <= (first := rate * alone_s / CAUTION) < seats:
+        level = math.floor(first)
+        throughput, trial = _closed_loop(trials, scenario_id, level)
+        fails = missed(trial, in_flight)
+        if fails and bound().most <= enough:
+            return bound()
+        level = 1 if fails else LEVELS ** math.floor(math.log(level, LEVELS))
     while True:
         level, below = min(level * LEVELS, seats), level
         throughput, trial = _closed_loop(trials, scenario_id, level)
