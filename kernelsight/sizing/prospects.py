@@ -51,7 +51,7 @@ class Prospect(NamedTuple):
         """Whether its own capacity is known."""
         return "capacity" in vars(self.search)
 
-    def compute_capacity(self, enough: float) -> None:
+    def compute_capacity(self, enough: float = math.inf) -> None:
         """Compute its own capacity, which bounds its rate and those of other numbers of its replicas.
 
         ``enough``: a bound that is low enough, as the deployment is dearer than another at this rate.

@@ -116,9 +116,8 @@ class SizeSearch:
     @property
     def is_complete(self) -> bool:
         """Whether the best is searched in full, and no other deployment, by a bound or a search, can cost less."""
-        ranked, is_cut = self.ranked(), self.is_stopped or self.ended == TOO_MANY
-        is_open = is_cut or self.not_tried or self.still_open() or self.cheaper_if_exact()
-        is_open = is_open or self._varied_below < self._lowest_cost()
+        ranked, is_open = self.ranked(), self.not_tried or self.still_open() or self.cheaper_if_exact()
+        is_open = is_open or self.is_stopped or self.ended == TOO_MANY or self._varied_below < self._lowest_cost()
         return not is_open and (not ranked or self.is_sure(ranked[0].sized))
 
     def least_cost(self, prospect: Prospect) -> float:
