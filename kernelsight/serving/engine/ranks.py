@@ -51,13 +51,13 @@ def begin_ranks(scenario: Scenario, first: int, now: float) -> None:
         for i in range(first, first + ranks):
             waits = decodes_only and not engines[i].prompts_left and engines[i].decoding > 0
             engines[i].prefills_held = held or waits
-    prompts = False
+    alone = False  # a step that is not like the next ones: it has prompts, or waits for adapters
     for i in range(first, first + ranks):
         form_rank(core_of(scenario, i), metrics_of(scenario, i), now)
-        prompts = prompts or engines[i].step_prompt_tokens > 0
+        alone = alone or engines[i].step_prompt_tokens > 0 or engines[i].adapters_us > 0.0
     if scenario.limits[first].per_request_progress:
         send_ranks(scenario, first, now)
-    elif prompts:
+    elif alone:
         step_ranks(scenario, first)
     else:
         plan_ranks(scenario, first)
@@ -83,7 +83,7 @@ def send_ranks(scenario: Scenario, first: int, now: float) -> None:
 
 @compiled
 def step_ranks(scenario: Scenario, first: int) -> None:
-    """Execute one scheduled step, in which some rank computes prompts."""
+    """Execute one scheduled step, in which some rank computes prompts or waits for adapters."""
     engines, limits, host = scenario.engines, scenario.limits, scenario.host[first]
     ranks, begin_us = limits[first].ranks, engines[first].previous_start
     expert_tokens = shared_tokens(engines, host, costs_of(scenario, first), first, ranks)
