@@ -53,6 +53,8 @@ def test_every_tool_is_listed_as_read_only_with_its_flags() -> None:
     assert fields["max_num_seqs"]["type"] == "integer" and listed["size"].input_schema["properties"][
         "max_num_seqs"
     ] == {"type": "integer"}
+    assert "gpu" not in listed["size"].input_schema["properties"]
+    assert listed["predict"].input_schema["properties"]["tensor_parallel_size"]["description"]
     assert set(listed["size"].input_schema["required"]) == {"gpus", "slo"}
     assert sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in listed.values()) < 20_000
     others = {row["option"] for offset in (0, TOOL.rows) for row in call("options", offset=offset)["rows"]}
@@ -286,6 +288,11 @@ def test_the_command_and_its_work_end(tmp_path: Path, way: str) -> None:
             "^argument users of tool size: input should be a",
         ),
         ("size", {"gpus": "l4", "slo": "ttft_p99:1s", "model": "qwen3-0.6b"}, "rate"),
+        ("size", {"gpus": "l4", "slo": 5}, "^argument slo of tool size: "),
+        ("size", {"gpus": "l4", "slo": "ttft_p99:1s", "rate": 3.0}, "'rate'. Did you mean request_rate"),
+        ("sql", {"sql": "select 1"}, "^unknown argument 'sql'. Tool sql takes query, offset.$"),
+        ("predict", {"model": "qwen3-0.6b", "gpu": "l4", "phase": "decoding"}, "'decode', 'prefill' or 'mixed'"),
+        ("predict", {"model": "qwen3-0.6b", "gpu": "l5"}, "The table gpus has them.$"),
         ("simulate", {"isl": 5}, "^unknown argument 'isl'. It is input_len here.$"),
     ],
 )
