@@ -94,7 +94,7 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
-    """Return the known names most similar to ``name``, best first; those that begin with it, or end with it, come first.
+    """Return the known names most similar to ``name``, best first; first those that begin or end with it.
 
     >>> nearest("h100", ["mi100", "h100_sxm", "gh200"]), nearest("rate", ["trace", "request_rate"])
     (['h100_sxm', 'mi100', 'gh200'], ['request_rate', 'trace'])

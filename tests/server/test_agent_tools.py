@@ -289,7 +289,7 @@ def test_the_command_and_its_work_end(tmp_path: Path, way: str) -> None:
         ),
         ("size", {"gpus": "l4", "slo": "ttft_p99:1s", "model": "qwen3-0.6b"}, "rate"),
         ("size", {"gpus": "l4", "slo": 5}, "^argument slo of tool size: "),
-        ("size", {"gpus": "l4", "slo": "ttft_p99:1s", "rate": 3.0}, "'rate'. Did you mean request_rate"),
+        ("size", {"gpus": "l4", "slo": "ttft_p99:1s", "rate": 3.0}, "'rate'. Did you mean .*request_rate"),
         ("sql", {"sql": "select 1"}, "^unknown argument 'sql'. Tool sql takes query, offset.$"),
         ("predict", {"model": "qwen3-0.6b", "gpu": "l4", "phase": "decoding"}, "'decode', 'prefill' or 'mixed'"),
         ("predict", {"model": "qwen3-0.6b", "gpu": "l5"}, "The table gpus has them.$"),
