@@ -44,6 +44,9 @@ needs as (
   select
     deployment_id,
     [
+      case when formats.expert_format = 'fp8_block' and (
+        select bool_or(intermediate * deployments.ep % (128 * deployments.tp * deployments.dp) <> 0) from model_layers as layers
+        where layers.model = models.model and layers.ffn = 'moe') then 'cut_blocks' end,
       case when models.attention_sinks then 'sinks' end,
       case when (select max(head_dim) > 256 and min(head_dim) < max(head_dim) from model_layers as layers
                  where layers.model = models.model and layers.attention in ('full', 'sliding')) then 'head_sizes' end,

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from kernelsight.kernels import sparse
+from kernelsight.kernels.families import FAMILIES
 
 H100 = {"sm_count": 132.0, "clock_per_us": 1830.0, "memory_bytes_per_us": 3.35e6, "math_flops_per_us": 989.4e6}
 H100 |= {"uncut_flops_per_us": 989.4e6}
-START = {one.name: one.start for one in sparse.COEFFICIENTS}
+START = {one.name: one.start for one in FAMILIES["sparse_attention"].latency_model.coefficients}
 
 
 def call(width: Any, queries: Any, pairs: Any, heads: float = 64.0, **more: float) -> dict[str, Any]:
