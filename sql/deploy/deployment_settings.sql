@@ -47,6 +47,8 @@ needs as (
       case when formats.expert_format = 'fp8_block' and (
         select bool_or(intermediate * deployments.ep % (128 * deployments.tp * deployments.dp) <> 0) from model_layers as layers
         where layers.model = models.model and layers.ffn = 'moe') then 'cut_blocks' end,
+      case when exists (select 1 from model_layers as layers where layers.model = models.model and layers.attention = 'selected')
+        then 'selected_blocks' end,
       case when models.attention_sinks then 'sinks' end,
       case when (select max(head_dim) > 256 and min(head_dim) < max(head_dim) from model_layers as layers
                  where layers.model = models.model and layers.attention in ('full', 'sliding')) then 'head_sizes' end,

@@ -9,7 +9,7 @@ adapters of the requests that a step schedules; here all running requests count,
 leaves some out. Requests without an adapter need no slot.
 
 Steps cost by the different adapters that running requests have (``set_level``). Where none has one, some engines launch
-the adapters' kernels nevertheless, up to so many tokens (``launched_tokens``, ``launched_prompt_tokens``): such a step
+the adapters' kernels nevertheless, in steps of up to ``launched_tokens`` (``launched_prompt_tokens``): such a step
 costs as with one adapter. Of a load that names no adapters each request has one of ``max_loras``, all equally often.
 """
 
