@@ -155,7 +155,8 @@ select
        else greatest(limits.max_loras, coalesce(limits.max_cpu_loras, case adapting.host_memory when 'all' then 256 else 0 end)) end as adapter_places,
   coalesce(adapting.slices_apart, false) as adapter_slices_apart,
   coalesce(adapting.gathers, false) as adapter_gathers,
-  coalesce(adapting.head_waits, false) as adapter_head_waits
+  coalesce(adapting.head_waits, false) as adapter_head_waits,
+  coalesce(adapting.unused, 'skipped') as adapters_unused
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)
