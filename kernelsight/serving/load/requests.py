@@ -146,7 +146,7 @@ def _file_of(row: Mapping) -> tuple[Any, ...]:
 
 
 def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
-    """Return the first num_prompts requests of a recorded load after its warm-ups, by send time, and their dependencies.
+    """Return a recorded load's warm-ups and its first num_prompts other requests, by send time, and their dependencies.
 
     A request whose predecessor is cut off is sent at its earliest send time. InvalidInput: a request rate for a trace
     that has arrivals of its own.
