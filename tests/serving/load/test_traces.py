@@ -149,6 +149,7 @@ def own_columns(drawn: list[dict]) -> dict[str, list]:
         "hash_ids": shared,
         "hash_block_tokens": [16 if r["shared"] else None for r in drawn],
         "priority": [r["priority"] for r in drawn],
+        "warmup": [0] * len(drawn),
     }
 
 
@@ -181,7 +182,8 @@ def test_every_container_gives_the_same_table(tmp_path_factory, drawn):
         {
             "external_id": columns["request_id"],
             "arrival_s": np.array(columns["arrival_s"]) - columns["arrival_s"][0],
-            **{name: columns.get(name, [None] * len(drawn)) for name in TRACE_SCHEMA.names[2:]},
+            **{name: columns.get(name, [None] * len(drawn)) for name in TRACE_SCHEMA.names[2:-1]},
+            "warmup": [False] * len(drawn),
         },
         schema=TRACE_SCHEMA,
     )
@@ -235,7 +237,7 @@ def test_warm_ups_come_first_and_wait_for_no_other(written, left_out):
     late, waiting = "it is a warm-up after a measured request", "it is a warm-up, and waits for another request"
     assert left_out(written(f"{header}0,3,2,0,a,\n1,3,2,1,b,\n")) == f", line 3: {late}"
     assert left_out(written(f"{header}0,3,2,1,a,b\n0,3,2,1,b,\n1,3,2,,c,\n")) == f", line 2: {waiting}"
-    assert left_out(written(f"{header}0,3,2,2,a,\n1,3,2,,b,\n")) == ", line 2: warmup is 2, but must be 0 or 1"
+    assert left_out(written(f"{header}0,3,2,2,a,\n1,3,2,,b,\n")) == ", line 2: warmup is '2', but must be 0 or 1"
     with pytest.raises(InvalidInput, match="all of its requests are warm-ups"):
         read_trace(written(f"{header}0,3,2,1,a,\n"))
 
