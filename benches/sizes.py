@@ -5,10 +5,10 @@ prices), answers each by `size` with empty caches, and by a search of everything
 tensor-parallel sizes 1 to 8, for mixtures data and expert parallelism too, five step budgets, formats of the KV cache
 where the question asks for them, 0 to 6 prefill and 0 to 6 decode replicas with two step budgets. The search of
 everything begins with what the chosen deployment costs when it is searched and examined alone, and looks for all that
-are cheaper. It leaves one out only where the throughput of its own closed loops shows that it is dearer, or where the
-rate from which it is cheaper misses an objective in a simulation, or the confidence; the others are searched, and the
-cheapest with the question's confidence is the truth. Prints the cost of both, CPU seconds, and whether the chosen
-deployment alone holds with the instances that `size` states.
+are cheaper. It leaves one out only where the rate from which it is cheaper misses an objective in a simulation (first a
+short one from an empty start, whose median decides), or the confidence, or where the throughput of its own closed loops
+shows that it is dearer; the others are searched, and the cheapest with the question's confidence is the truth. Prints
+the cost of both, CPU seconds, and whether the chosen deployment alone holds with the instances that `size` states.
 
 Bests stay in ``results/sizes_bests.json`` with the digests of the program that found them, and are not searched again;
 figures count those of another program. Ctrl-C ends a run with the questions so far.
@@ -49,6 +49,7 @@ from kernelsight.scenario.plan import plan_rows
 from kernelsight.scenario.scenario_rows import deployment_rows, model_rows, normalise, resolve_names
 from kernelsight.session import Session
 from kernelsight.sizing.probability import Chances, chances_of
+from kernelsight.sweeps.capacity import missed
 from kernelsight.sweeps.find_rate import open_trials
 from kernelsight.sweeps.rate_intervals import RATES as SHARES
 from kernelsight.sweeps.rate_intervals import Rated, intervals_at
@@ -65,6 +66,8 @@ BUDGETS, BUDGETS_OF_SPLITS = (None, 1024, 2048, 4096, 16384), (None, 16384)
 MOST_REPLICAS = 6
 # a cost of at most this times the best counts as the best
 NEAR = 1.05
+# requests of a first short run
+SOON = 600
 COUNTS = ("replicas", "prefill_replicas", "decode_replicas")
 BESTS = RESULTS / "sizes_bests.json"
 # factor by which a rough rate may be below the exact one
@@ -151,13 +154,13 @@ class Everything:
         self.rows = [flags_of(question) | flags for flags, _ in rows]
         self.prices = [gpus * question["prices"][flags["gpu"]] for flags, gpus in rows]
         self.plan = plan_rows(session, self.rows, on_fault="collect")
-        trials, cache = open_trials(session, self.plan), trial_cache(session)
+        self.trials, cache = open_trials(session, self.plan), trial_cache(session)
         self.searches: dict[int, RateSearch] = {}
         seen = set()
         for index, scenario in enumerate(self.plan.scenarios):
             name = scenario and scenario["scenario_id"]
-            if name in trials.able and name not in seen:
-                self.searches[index] = RateSearch(trials, name, self.objectives, cache)
+            if name in self.trials.able and name not in seen:
+                self.searches[index] = RateSearch(self.trials, name, self.objectives, cache)
                 seen.add(name)
 
     def cost(self, index: int, rate: float) -> float:
@@ -179,19 +182,26 @@ class Everything:
         if math.isinf(most):
             return True
         rate = self.asked / max(math.ceil(most / self.prices[index] * (1.0 - 1e-9)) - 1, 1) / DOUBT
-        if not self.searches[index].may_keep(rate):
+        if self.fails_soon(index, rate) or not self.searches[index].may_keep(rate):
             return False
         at_rate = self.chances(Rated(self.rows[index], rate), [1.0])
         return at_rate.at(1.0) >= self.question.get("confidence", 0.9) - 1e-6
 
+    def fails_soon(self, index: int, rate: float) -> bool:
+        """Return whether the median of a short run from an empty start, which flatters a rate, misses an objective."""
+        closed = "users" in self.question
+        load = {"max_concurrency": max(round(rate), 1)} if closed else {"request_rate": rate}
+        requests = max(SOON, 3 * round(rate) if closed else 0)
+        (trial,) = self.trials.serve(self.plan.scenarios[index]["scenario_id"], requests, [0], **load)
+        return trial.lost or missed(trial, [one for one in self.objectives if one.metric != "itl"]) is not None
+
     def cheapest(self, known: float) -> tuple[float, dict[str, Any] | None]:
         """Return the lowest cost with the confidence, and its flags; None where nothing costs less than ``known``."""
         best, at = known, None
-        near = [index for index in self.searches if self.prices[index] < best]
-        for bound, index in sorted((self.cost(index, self.searches[index].capacity.most), index) for index in near):
-            if bound >= best:
+        for index in sorted(self.searches, key=self.prices.__getitem__):
+            if self.prices[index] >= best:
                 break
-            if not self.may_cost_less(index, best):
+            if not self.may_cost_less(index, best) or self.cost(index, self.searches[index].capacity.most) >= best:
                 continue
             found = self.searches[index].run(ROUGH)
             if found.rate is None or self.cost(index, found.rate * DOUBT) >= best:

@@ -12,11 +12,13 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the nodes that compute a table, in order."""
     import pyarrow as pa
 
+    from kernelsight.dataflow.graph import steps_of
     from kernelsight.session import connect
 
     target = check_ending(arguments.output, TABLE_ENDINGS)
     with connect() as session:
         nodes, _ = session.graph.needed([arguments.table], session.available())
+        nodes = steps_of(nodes) if arguments.open else nodes
         columns = {
             "position": pa.array(range(1, len(nodes) + 1), pa.int64()),
             "kind": pa.array([node.kind for node in nodes], pa.string()),

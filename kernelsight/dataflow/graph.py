@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kernelsight.dataflow.contract import Contract
 from kernelsight.dataflow.databases import read_macros
 from kernelsight.dataflow.generated_nodes import Groups, generated_nodes, member_contracts, members_of, union_of
 from kernelsight.dataflow.graph_text import mermaid, tree
-from kernelsight.dataflow.python_nodes import PythonNode, python_nodes, sources_with_nodes
+from kernelsight.dataflow.python_nodes import PythonNode, python_nodes, sources_with_nodes, steps_inside
 from kernelsight.dataflow.sql_nodes import read_sql_node, sql_files
 from kernelsight.errors import missing_table, unknown
 
@@ -22,7 +23,8 @@ from kernelsight.errors import missing_table, unknown
 class Node:
     """A node of the graph, which makes one table (or several): a SQL query, or a Python function of tables.
 
-    ``inputs``: tables computed before it runs; ``fetches``: tables of which it reads what it needs while it runs.
+    ``inputs``: tables computed before it runs; ``fetches``: tables of which it reads what it needs while it runs;
+    ``steps``: the functions inside of it that are shown on request, in an order in which they can run.
     """
 
     names: tuple[str, ...]
@@ -33,6 +35,7 @@ class Node:
     text: str = ""
     source: PythonNode | None = None
     fetches: tuple[str, ...] = ()
+    steps: tuple[Node, ...] = ()
 
     @property
     def services(self) -> tuple[str, ...]:
@@ -95,10 +98,28 @@ class Graph:
     def _functions(self) -> dict[str, PythonNode]:
         return {name: function for function in self._python_nodes() for name in function.makes}
 
+    @cached_property
+    def _sources(self) -> list[tuple[str, Path, list[ast.FunctionDef]]]:
+        return list(sources_with_nodes(self._modules)) if self._modules else []
+
     def _python_nodes(self) -> Iterator[PythonNode]:
-        for source in sources_with_nodes(self._modules) if self._modules else ():
+        for source in self._sources:
             yield from python_nodes(*source)
             yield from generated_nodes(*source, self._groups)
+
+    @cached_property
+    def _steps(self) -> list[tuple[str, PythonNode]]:
+        return [step for source in self._sources for step in steps_inside(*source)]
+
+    def _python_node(self, source: PythonNode) -> Node:
+        waiting, steps, made = [step for name, step in self._steps if name == source.makes[0]], [], set(source.inputs)
+        while ready := [step for step in waiting if made.issuperset(step.inputs)]:
+            waiting.remove(ready[0])
+            steps.append(_python_node(ready[0], ready[0].fetches))
+            made.update(ready[0].makes)
+        fetched = [*source.fetches, *(name for step in steps for name in step.fetches)]
+        node = _python_node(source, dict.fromkeys(members_of(fetched, self._groups)))
+        return replace(node, steps=tuple(steps))
 
     def nodes(self) -> dict[str, Node | None]:
         """Return the node of every table with a contract, all of them read now; None for a table that no node makes."""
@@ -114,16 +135,7 @@ class Graph:
             if table in self._files:
                 node = self._sql_node(table)
             elif table in self._functions:
-                source = self._functions[table]
-                node = Node(
-                    source.makes,
-                    "python",
-                    source.inputs,
-                    source.doc,
-                    source.path,
-                    source=source,
-                    fetches=tuple(members_of(source.fetches, self._groups)),
-                )
+                node = self._python_node(self._functions[table])
             else:
                 return None
             self._nodes.update(dict.fromkeys(node.names, node))
@@ -228,19 +240,32 @@ class Graph:
     ) -> str:
         """Return what would run for the wanted tables, as "text" or as a "mermaid" flow chart.
 
-        ``opened``: the text also shows what runs inside of nodes that compute tables for rows of their own.
+        ``opened``: the chart shows the steps of a node in its place; the text shows below what runs inside of nodes
+        that compute tables for rows of their own.
         """
         wanted = list(wanted)
         nodes, missing = self.needed(wanted, available)
         if format == "mermaid":
-            return mermaid(nodes, missing)
+            return mermaid(steps_of(nodes) if opened else nodes, missing)
         if format != "text":
             raise unknown("format", format, ["text", "mermaid"])
         if not nodes and not missing:
             return f"{', '.join(wanted)}: available, nothing to run."
         lines = tree(nodes, missing, ", ".join(wanted))
         for node in nodes if opened else ():
+            if node.steps:
+                lines += ["", *tree(node.steps, (), f"inside {node.names[0]}")]
             if "fork" in node.services and node.fetches:
                 inside, given = self.needed(node.fetches, available)
                 lines += ["", *tree(inside, given, f"inside {node.names[0]}, which gives what is missing")]
         return "\n".join(lines)
+
+
+def _python_node(source: PythonNode, fetches: Iterable[str]) -> Node:
+    made, inputs, doc = source.makes, source.inputs, source.doc
+    return Node(made, "python", inputs, doc, source.path, source=source, fetches=tuple(fetches))
+
+
+def steps_of(nodes: Iterable[Node]) -> list[Node]:
+    """Return nodes, each that has steps replaced by these."""
+    return [step for node in nodes for step in node.steps or (node,)]

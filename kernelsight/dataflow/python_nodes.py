@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from kernelsight.files.own import own_text
 
 # a decorated function in the source of a module: parsing whole modules would take five times as long
 DECORATED = re.compile(r"^(?:@.*\n(?:[ )].*\n)*)+def .*\n(?:(?:[ )].*)?\n)*", re.MULTILINE)
-MARKS = ("\n@produces(", "\n@for_each(")
+MARKS = ("\n@produces(", "\n@for_each(", "\n@inside(")
 
 
 def produces(*tables: str) -> Callable[[Callable], Callable]:
@@ -69,6 +69,14 @@ def takes(*tables: str) -> Callable[[Callable], Callable]:
     return lambda function: function
 
 
+def inside(node: str, *tables: str) -> Callable[[Callable], Callable]:
+    """Mark a function as a step inside of a node with ``fork``: the tables that it contributes rows to.
+
+    ``node``: the first table of that node, which also fetches what its steps declare by ``reads``.
+    """
+    return lambda function: function
+
+
 @dataclass(frozen=True)
 class PythonNode:
     """A node as its function's source declares it: tables made, taken and fetched, and the docstring's first line."""
@@ -111,6 +119,14 @@ def python_nodes(module: str, path: Path, functions: Iterable[ast.FunctionDef]) 
         for function in functions
         if (makes := decorated(function, "produces"))
     ]
+
+
+def steps_inside(module: str, path: Path, functions: Iterable[ast.FunctionDef]) -> Iterator[tuple[str, PythonNode]]:
+    """Yield the functions of a module that are steps inside of nodes, each with the first table of its node."""
+    for function in functions:
+        if marked := decorated(function, "inside"):
+            step = _read_function(module, path, function, marked[1:])
+            yield marked[0], replace(step, inputs=decorated(function, "takes"))
 
 
 def _read_function(module: str, path: Path, function: ast.FunctionDef, makes: tuple[str, ...]) -> PythonNode:

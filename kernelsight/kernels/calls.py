@@ -18,7 +18,7 @@ from kernelsight.kernels.latency import latency_columns, with_call_names
 from kernelsight.kernels.pricing import distinct_rows
 from kernelsight.kernels.pricing_tables import PricingTables
 from kernelsight.kernels.string_columns import combinations
-from kernelsight.kernels.work import evaluated, field_of, fields
+from kernelsight.kernels.work import evaluated, field_of
 
 # optional column: the kernel that a call requests by name
 KERNEL = "implementation"
@@ -152,7 +152,7 @@ def sizes_of(family: str, shape: pa.StructArray, rows: np.ndarray) -> dict[str, 
     size is not positive or above LARGEST_SIZE.
     """
     names = _columns(family)
-    sql_of_column = {**fields(*names), **FAMILIES[family].columns}
+    sql_of_column = {**{name: f"shape.{name}" for name in names}, **FAMILIES[family].columns}
     row_numbers = pa.array(rows)
     sizes = {}
     for column, name in ((column, field_of(sql_of_column[column])) for column in names):

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import Coefficients, Columns, Features
-from kernelsight.kernels.work import fields
+from kernelsight.kernels.latency_model import Coefficients, Columns
 
 REFERENCE_CLOCK_PER_US = 1800.0
 # rate of links at which the sizes of NCCL's pipeline hold, bytes per microsecond
@@ -23,62 +21,6 @@ NODE_GPUS = 8.0
 HOST_SHARE = 0.5
 # smallest group for which NCCL reduces inside the switch: in its sweeps it does with 8 GPUs, not with 4
 SWITCH_REDUCTION_GPUS = 8.0
-
-_NETWORK = Coefficient("internode_latency_us", "us", 12.0, 2.0, 60.0, "fixed", "one hop between nodes over the network")
-_PCIE = Coefficient("pcie_share", "1", 0.85, 0.2, 1.0, "hardware", "large messages over PCIe against NVLink", 0.2)
-_RING = (
-    _NETWORK,
-    _PCIE,
-    Coefficient("nccl_floor_us", "us", 4.0, 1.0, 15.0, "hardware", "launch and first synchronisation"),
-    Coefficient("nccl_hop", "1", 0.6, 0.2, 2.0, "hardware", "one step of a ring against the fabric's latency"),
-    Coefficient("nccl_ramp_us", "us", 2.0, 0.2, 15.0, "hardware", "what waking channels adds to a small message"),
-    Coefficient("nccl_ramp_bytes", "bytes", 12e3, 1e3, 1e6, "hardware", "size at which half of that is paid"),
-    Coefficient("nccl_low_latency", "1", 0.38, 0.1, 0.9, "hardware", "share of the peak, low-latency protocol"),
-    Coefficient("nccl_bulk_us", "us", 8.0, 2.0, 60.0, "hardware", "what the bulk protocol adds to the start"),
-    Coefficient("nccl_growth_us", "us", 27.0, 1.0, 100.0, "hardware", "fill and drain of a pipeline of large chunks"),
-    Coefficient("nccl_growth_bytes", "bytes", 18e6, 1e6, 2e8, "hardware", "size at which half of it is paid, 450 GB/s"),
-    Coefficient("nccl_efficiency", "1", 0.775, 0.3, 1.0, "hardware", "share of the peak, large messages", 0.2),
-    Coefficient("own_bytes_per_clock", "bytes", 4.0, 0.5, 64.0, "hardware", "own part, copied by one multiprocessor"),
-)
-HALF_RING = _RING
-ALL_REDUCE = (
-    *_RING,
-    Coefficient("switch_efficiency", "1", 0.98, 0.3, 1.0, "hardware", "sums in the switch, share of ring bytes", 0.1),
-    Coefficient("switch_us", "us", 43.0, 2.0, 200.0, "hardware", "what summing in the switch adds to the start"),
-    Coefficient("kernel_hops", "1", 1.4, 0.1, 4.0, "hardware", "flags sent and awaited against the fabric's latency"),
-    Coefficient(
-        "kernel_floor_us", "us", 1.3, 0.2, 10.0, "implementation", "launch and barriers of the engine's kernel"
-    ),
-    Coefficient("peer_us", "us", 0.1, 0.01, 1.0, "implementation", "one more peer to synchronise with"),
-    Coefficient(
-        "one_shot_efficiency", "1", 0.6, 0.1, 1.0, "implementation", "share of the peak, peers read at once", 0.3
-    ),
-    Coefficient("two_shot_us", "us", 3.7, 0.2, 30.0, "implementation", "second phase of a two-shot sum, 4 GPUs"),
-    Coefficient("two_shot_efficiency", "1", 0.6, 0.1, 1.0, "implementation", "share of the peak of two phases", 0.3),
-    Coefficient("multicast_us", "us", 4.8, 0.2, 30.0, "implementation", "barriers around sums by multicast loads"),
-    Coefficient("multicast_efficiency", "1", 0.78, 0.1, 1.0, "implementation", "share of the peak, ring bytes", 0.3),
-    *(
-        Coefficient(f"{kernel}_below_{gpus}", "bytes", 0.0, 0.0, 1e12, "fixed", f"{words} below this size, {gpus} GPUs")
-        for kernel, words in (("one_shot", "one shot"), ("two_shot", "two shots"), ("multicast", "multicast"))
-        for gpus in (2, 4, 8)
-    ),
-    Coefficient("pcie_gpus", "1", 0.0, 0.0, 8.0, "fixed", "most GPUs over PCIe with which the kernel is used"),
-)
-EXCHANGE = (
-    _NETWORK,
-    _PCIE,
-    Coefficient("start_us", "us", 6.0, 1.0, 60.0, "implementation", "launch and first synchronisation"),
-    Coefficient("hop", "1", 0.5, 0.05, 10.0, "implementation", "one doubling of the GPUs against the fabric's latency"),
-    Coefficient("ramp_us", "us", 4.5, 0.1, 50.0, "implementation", "what waking channels adds to a small message"),
-    Coefficient("ramp_bytes", "bytes", 40e3, 1e3, 1e7, "implementation", "size at which half of that is paid"),
-    Coefficient("growth_us", "us", 30.0, 0.1, 200.0, "implementation", "fill and drain of a pipeline of large chunks"),
-    Coefficient("growth_bytes", "bytes", 25e6, 1e6, 2e8, "implementation", "size at which half is paid, 450 GB/s"),
-    Coefficient("exchange_efficiency", "1", 0.7, 0.02, 1.0, "implementation", "share of the peak, large messages", 0.3),
-)
-
-FEATURES = Features(("group_size", "bytes"))
-# the additions of a collective are counted in lowering; its latency does not depend on them
-COLUMNS = {**fields(group_size="gpus", bytes="bytes"), "flops": "0.0"}
 
 
 # wire shares: the least bytes over the busiest link, as a multiple of the tensor, which give a collective's roofline

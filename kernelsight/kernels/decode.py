@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import LANES, Columns, Features, with_cut_rate
-from kernelsight.kernels.work import fields, optional
+from kernelsight.kernels.latency_model import Columns, with_cut_rate
 
 # clock at which block_us and combine_us hold: they carry over between generations in clock cycles, not in time
 REFERENCE_CLOCK_PER_US = 1800.0
@@ -22,69 +20,6 @@ COMBINE_PIECES = 4.0
 # in-band ECC) 1.19 to 1.3. Not fitted: over all sizes, it would absorb the ramps of smaller caches
 DRAM_FACTOR = 1.08
 GDDR6_FACTOR = 1.21
-
-COEFFICIENTS = (
-    Coefficient("floor_us", "us", 1.5, 0.5, 10.0, "hardware", "launch and drain inside a CUDA graph", 0.1),
-    Coefficient("gap_us", "us", 4.0, 0.3, 25.0, "engine", "what one call per graph replay adds; nil in serving", 0.6),
-    Coefficient("l2_share", "1", 0.75, 0.3, 1.0, "hardware", "share of a two-part L2 that keeps bytes", 0.2),
-    Coefficient("l2_bytes_per_clock", "bytes/clock", 30.0, 8.0, 64.0, "hardware", "L2 feed of a multiprocessor", 0.3),
-    Coefficient(
-        "stream_elements_per_clock", "1/clock", 13.0, 0.5, 200.0, "implementation",
-        "elements of keys and values, of whatever format, that one block takes in on its own",
-    ),
-    Coefficient(
-        "tensor_factor", "1", 2.5, 1.0, 12.0, "implementation", "padded tensor time against the dense peak", 0.4
-    ),
-    Coefficient(
-        "masked_elements_per_clock", "1/clock", 11.0, 0.5, 200.0, "implementation",
-        "elements that a multiprocessor takes in without tensor cores, where groups are outside what the kernel packs",
-    ),
-    Coefficient("block_us", "us", 2.0, 0.2, 20.0, "implementation", "start and end of a block at 1.8 GHz"),
-    Coefficient("combine_us", "us", 4.0, 0.2, 40.0, "implementation", "second pass of a split at 1.8 GHz", 0.6),
-    Coefficient(
-        "narrow_us", "us", 1.5, 0.05, 20.0, "engine", "what keys and values of one byte add: queries are quantised", 0.6
-    ),
-    Coefficient(
-        "overlap", "1", 1.1, 0.6, 6.0, "implementation",
-        "1: own time of blocks adds to the stream; more: overlaps; less: uneven ends add", 0.2
-    ),
-    Coefficient(
-        "width_padding", "1", 1.5, 0.3, 4.0, "implementation",
-        "exponent of what a head width loses that is no power of two", 0.4,
-    ),
-    Coefficient("blocks_per_unit", "1", 2.0, 1.0, 1e6, "fixed", "blocks to a multiprocessor that splitting aims at"),
-    Coefficient("smallest_split", "tokens", 128.0, 16.0, 4096.0, "fixed", "shortest piece of a split sequence"),
-    Coefficient("most_splits", "1", 128.0, 1.0, 1e6, "fixed", "pieces of a sequence at most"),
-    Coefficient("heads_per_block", "heads", 1e6, 1.0, 1e6, "fixed", "query heads of a group that share a block"),
-    Coefficient("largest_group", "heads", 1e6, 1.0, 1e6, "fixed", "groups above it run one block a query head"),
-    Coefficient("smallest_group", "heads", 0.0, 0.0, 1e6, "fixed", "groups below it run one block a query head"),
-    Coefficient("query_rows", "heads", 16.0, 1.0, 64.0, "fixed", "query heads that an instruction takes at least"),
-    Coefficient("streams", "1", 1.0, 0.0, 1.0, "fixed", "0: one block keeps up with a multiprocessor's share of DRAM"),
-    Coefficient("packs_window", "1", 1.0, 0.0, 1.0, "fixed", "0: with a window, one block a query head"),
-)  # fmt: skip
-
-FEATURES = Features(
-    ("keys", "lanes", "group", "head_dim", "flops", "bytes"),
-    flags=("window",),
-    paddings=(("keys", 64.0), ("keys", 128.0), ("group", 8.0), ("group", 16.0)),
-    grids=((("batch", 1.0), ("kv_heads", 1.0)), LANES),
-)
-LATENT_FEATURES = Features(
-    ("batch", "context", "heads", "flops", "bytes"), paddings=(("heads", 64.0),), grids=((("batch", 1.0),), LANES)
-)
-COLUMNS = {
-    **fields("batch", "context", "heads", "kv_heads", "head_dim"),
-    **optional("window"),
-    "flops": 'attention_flops(heads, head_dim, batch * keys_seen(context, "window"))',
-    "bytes": 'decode_attention_bytes(batch, context, "window", heads, kv_heads, head_dim, weight_bits / 8)',
-    "working_set_bytes": "bytes",
-}
-LATENT_COLUMNS = {
-    **fields("batch", "context", "heads", "kv_lora_rank", "rope_dim"),
-    "flops": "latent_flops(batch * (context + 1), heads, kv_lora_rank, rope_dim)",
-    "bytes": "latent_bytes(batch * (context + 1), batch, heads, kv_lora_rank, rope_dim, weight_bits / 8)",
-    "working_set_bytes": "bytes",
-}
 
 
 def decode_attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import Columns, Features, with_cut_rate
-from kernelsight.kernels.work import fields
+from kernelsight.kernels.latency_model import Columns, with_cut_rate
 
 # rows of the activation x rows of the weight of one thread block: from small batches, where the weight is on the wide
 # side of the instruction, to the largest that fit the accumulators
@@ -33,57 +31,6 @@ FULL = 1e4
 ECC_SHARE = 1.0 / 16.0
 # tensor rate of one multiprocessor at which energy_pj holds, FLOP/us: that of an A100 in BF16
 REFERENCE_UNIT_RATE = 3e6
-
-COEFFICIENTS = (
-    Coefficient("floor_us", "us", 0.8, 0.1, 6.0, "hardware", "launch and drain inside a CUDA graph", 0.3),
-    Coefficient("floor_clocks", "clocks", 3200.0, 200.0, 9000.0, "implementation", "the same, in clocks", 0.3),
-    Coefficient("compute_efficiency", "1", 0.87, 0.3, 1.0, "implementation", "share of the peak in full tiles", 0.15),
-    Coefficient("feed_flops", "FLOP/element", 110.0, 5.0, 1e3, "implementation", "work that hides one operand element"),
-    Coefficient("tile_depth", "elements", 130.0, 5.0, 2e3, "implementation", "k that a tile's start and end cost", 0.6),
-    Coefficient("wave_softness", "1", 0.9, 0.05, 1.0, "implementation", "share paid of a wave's idle rest", 0.3),
-    Coefficient("split_clocks", "clocks", 8000.0, 500.0, 2e5, "implementation", "a split sum, instead of it", 0.6),
-    Coefficient("memory_efficiency", "1", 0.84, 0.5, 1.0, "hardware", "share of the peak DRAM bandwidth", 0.15),
-    Coefficient("l2_share", "1", 1.0, 0.02, 20.0, "engine", "share of L2 that keeps the weights of a sweep", 0.8),
-    Coefficient("l2_bytes_per_clock", "bytes/clock", 12.0, 5.0, 64.0, "hardware", "L2 rate of a multiprocessor", 0.4),
-    Coefficient("energy_pj", "pJ/FLOP", 1.6, 0.2, 8.0, "hardware", "in bursts, at REFERENCE_UNIT_RATE", 0.3),
-    Coefficient("clock_exponent", "1", 1.3, 1.0, 4.0, "hardware", "of the clock in power, under a limit", 0.2),
-    Coefficient("throttle_us", "us", 3e3, 10.0, 1e7, "engine", "call at which half of the limit acts in a sweep", 6.0),
-    Coefficient("quantize_us", "us", 1.5, 0.1, 30.0, "engine", "launch of the quantisation measured with it", 0.7),
-    Coefficient("quantize_bytes", "bytes/element", 4.0, 0.3, 40.0, "engine", "its traffic through DRAM"),
-    Coefficient("quantize_clocks", "clocks", 2.0, 0.05, 50.0, "engine", "its dispatch of one row's block", 0.7),
-    Coefficient("least_rows", "1", 0.0, 0.0, 1.0, "fixed", "share of m that a tile's rows must reach"),
-    Coefficient("quantizes", "1", 0.0, 0.0, 1.0, "fixed", "1: quantisation is measured with it; nil in serving"),
-)  # fmt: skip
-# a sweep replays one batched product at a time, and measures the gap between replays with it
-BATCHED_COEFFICIENTS = (
-    *COEFFICIENTS,
-    Coefficient("gap_us", "us", 1.5, 0.1, 20.0, "engine", "what one call per graph replay adds; nil in serving", 0.7),
-)
-
-
-_GRIDS = tuple((("m", tile_m), ("n", tile_n)) for tile_m, tile_n in ((64, 64), (128, 128), (256, 128), (128, 64)))
-FEATURES = Features(
-    ("m", "n", "k", "flops", "bytes"), paddings=(("m", 16.0), ("m", 64.0), ("m", 256.0), ("n", 128.0)), grids=_GRIDS
-)
-BATCHED_FEATURES = Features(
-    ("batch", "m", "n", "k", "flops", "bytes"),
-    paddings=(("m", 16.0), ("m", 64.0), ("n", 128.0)),
-    grids=tuple((("batch", 1.0), *grid) for grid in _GRIDS[:2]),
-)
-# copies of the weight that a collector rotates through before it reads the same bytes again
-WEIGHT_COPIES = 6
-COLUMNS = {
-    **fields("m", "n", "k"),
-    "flops": "gemm_flops(m, n, k)",
-    "bytes": "gemm_bytes(m, n, k, activation_bits, weight_bits)",
-    "working_set_bytes": f"gemm_bytes(m, n, k, activation_bits, {WEIGHT_COPIES} * weight_bits)",
-}
-BATCHED_COLUMNS = {
-    **fields("batch", "m", "n", "k"),
-    "flops": "batched_gemm_flops(batch, m, n, k)",
-    "bytes": "batched_gemm_bytes(batch, m, n, k, weight_bits)",
-    "working_set_bytes": "bytes",
-}
 
 
 def gemm(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:

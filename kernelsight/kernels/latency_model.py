@@ -38,10 +38,6 @@ class Features(NamedTuple):
     grids: tuple[tuple[tuple[str, float], ...], ...] = ()
 
 
-# batch x heads is one feature, so that a sweep of few head counts serves many batches
-LANES = (("batch", 1.0), ("heads", 1.0))
-
-
 def unchanged(xp: Any, call: Any) -> Any:
     """Return the call table unchanged: the view of a family whose expression reads its columns directly."""
     return call

@@ -10,56 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import Coefficients, Columns, Features, power_mean
-from kernelsight.kernels.work import fields
+from kernelsight.kernels.latency_model import Coefficients, Columns, power_mean
 
 # FLOP per row and channel above which a call is the delta rule: 8 for a convolution of 4 taps, 6 x 64 at least for it
 LEAST_DELTA_WORK = 48.0
 REFERENCE_CLOCK_PER_US = 1800.0
 NORM_EXPONENT = 3.0
 L2_SHARPNESS = 6.0
-
-_ROLES = (  # name, words, floor (us), traffic, bytes per clock, us per sequence
-    ("conv", "convolution of prompts", 3.7, 1.3, 20.0, 0.03),
-    ("update", "convolution of single tokens", 2.8, 1.5, 19.0, 0.001),
-    ("chunk", "delta rule of prompts", 16.0, 8.7, 12.0, 0.02),
-    ("recurrent", "delta rule of single tokens", 4.2, 1.05, 20.0, 0.001),
-)
-COEFFICIENTS = (
-    Coefficient("l2_share", "1", 0.7, 0.2, 2.0, "hardware", "share of L2 that keeps what was moved", 0.3),
-    *(
-        coefficient
-        for role, words, floor_us, traffic, bytes_per_clock, sequence_us in _ROLES
-        for coefficient in (
-            Coefficient(f"{role}_floor_us", "us", floor_us, 0.5, 60.0, "implementation", f"{words}: launch and drain"),
-            Coefficient(f"{role}_traffic", "1", traffic, 0.3, 100.0, "implementation", f"{words}: passes at the peak"),
-            Coefficient(
-                f"{role}_bytes_per_clock", "bytes", bytes_per_clock, 0.5, 64.0, "implementation",
-                f"{words}: through one multiprocessor",
-            ),
-            Coefficient(
-                f"{role}_sequence_us", "us", sequence_us, 1e-4, 20.0, "implementation", f"{words}: each sequence", 1.0
-            ),
-        )
-    ),
-    Coefficient("chunk_kept", "1", 0.35, 0.05, 1.0, "implementation", "delta rule of prompts: share alive", 0.3),
-    Coefficient("state_passes", "1", 1.5, 0.2, 8.0, "implementation", "delta rule of prompts: passes over the states"),
-    Coefficient("token_us", "us", 0.04, 1e-3, 1.0, "implementation", "delta rule of prompts: one token after another"),
-)  # fmt: skip
-
-FEATURES = Features(("rows", "columns", "sequences", "flops", "bytes"))
-# a width is the convolution's taps; the recurrence has none
-COLUMNS = {
-    **fields("rows", "columns", "sequences"),
-    "taps": 'coalesce(shape."width", 0)',
-    **fields("heads", "kv_heads", key_dim="head_dim", value_dim="v_head_dim"),
-    "flops": "case when taps > 0 then convolution_flops(rows, columns, taps) "
-    "else delta_rule_flops(rows, heads, key_dim, value_dim) end",
-    "bytes": "case when taps > 0 then convolution_bytes(rows, columns, sequences, taps) "
-    "else delta_rule_bytes(rows, sequences, heads, kv_heads, key_dim, value_dim) end",
-    "working_set_bytes": "bytes",
-}
 
 
 def gated_delta_net(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> tuple[Any, Any, Any]:

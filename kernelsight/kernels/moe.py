@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import Columns, Features, power_mean, with_cut_rate
-from kernelsight.kernels.work import fields
+from kernelsight.kernels.latency_model import Columns, power_mean, with_cut_rate
 
 # rows of one expert in a tile
 ROW_TILES = (16.0, 32.0, 64.0, 128.0, 256.0)
@@ -41,58 +39,6 @@ SMALL_EXPONENT = 1.9
 BLOCK_EFFICIENCY = 0.6
 # load exponent of a sweep in which every expert gets the same number of tokens
 EVEN = 0.0
-
-COEFFICIENTS = (
-    Coefficient("floor_us", "us", 15.0, 3.0, 80.0, "implementation", "launches of routing, products and sums"),
-    Coefficient("gap_us", "us", 1.0, 0.3, 15.0, "engine", "what one call per graph replay adds"),
-    Coefficient("expert_us", "us", 0.01, 0.0005, 0.3, "implementation", "time an active expert adds"),
-    Coefficient("compute_efficiency", "1", 0.6, 0.05, 1.2, "implementation", "share of the tensor peak inside a tile"),
-    Coefficient("l2_bytes_per_clock", "bytes", 48.0, 8.0, 256.0, "implementation", "operands that reach a tile"),
-    Coefficient("tile_overhead_us", "us", 0.8, 0.05, 10.0, "implementation", "prologue and epilogue of a tile"),
-    Coefficient("memory_efficiency", "1", 0.9, 0.3, 1.0, "implementation", "share of the DRAM rate of weights", 0.3),
-    Coefficient("dram_share", "1", 0.95, 0.6, 1.0, "hardware", "share of the bandwidth that streaming reaches", 0.3),
-    Coefficient("ecc_share", "1", 0.125, 0.03, 0.3, "hardware", "of the bandwidth, where ECC travels in band", 0.2),
-    Coefficient("norm_exponent", "1", 2.5, 1.0, 8.0, "implementation", "1: compute and weights add up", 0.3),
-    Coefficient(
-        "l2_share", "1", 0.75, 0.1, 2.0, "hardware", "share of L2 that keeps weights until their next use", 0.3
-    ),
-    Coefficient("l2_sharpness", "1", 3.5, 1.0, 12.0, "hardware", "how abruptly weights stop fitting", 0.2),
-    Coefficient(
-        "moved_factor", "1", 0.7, 0.05, 10.0, "implementation", "time of permuting, activating and summing rows"
-    ),
-    Coefficient(
-        "remote_share", "1", 0.4, 0.01, 1.0, "implementation", "of the rows of other ranks, moved all the same"
-    ),
-    Coefficient("warp_flops_per_clock", "FLOP", 2450.0, 1000.0, 5000.0, "hardware", "16-bit mma.sync a unit", 0.15),
-    Coefficient("least_tile", "rows", 16.0, 8.0, 256.0, "fixed", "smallest row tile beyond one token an expert"),
-    Coefficient("most_tile", "rows", 256.0, 16.0, 256.0, "fixed", "largest row tile that the kernel has"),
-    Coefficient("column_tile", "columns", 128.0, 32.0, 256.0, "fixed", "columns of a tile's output"),
-    Coefficient("warp_level", "1", 0.0, 0.0, 1.0, "fixed", "1: products run by mma.sync, whatever the GPU offers"),
-)
-
-FEATURES = Features(
-    ("tokens", "hidden", "intermediate", "rank_rows", "active_experts", "rows_per_expert", "flops", "bytes"),
-    flags=("even",),
-    paddings=(("rows_per_expert", 16.0), ("rows_per_expert", 64.0), ("rows_per_expert", 128.0)),
-    grids=tuple(
-        (("active_experts", 0.0), ("rows_per_expert", tile), (width, 128.0))
-        for tile in (16.0, 64.0, 128.0)
-        for width in ("intermediate", "hidden")
-    ),
-)
-COLUMNS = {
-    **fields("tokens", "hidden", "intermediate", local_experts="experts"),
-    **fields("top_k", "moe_tp", "moe_ep", matrices="expert_matrices"),
-    # sweeps measure the tiles of their engine's version, and no blocks without tokens
-    "small_tiles": "0",
-    "block_rows": "0",
-    # how the collector drew the experts: the exponent of its power law, 0 where all get equally many tokens
-    "load_exponent": "coalesce(try_cast(regexp_extract(distribution, '^power_law_([0-9.]+)$', 1) as double), 0)",
-    "active_experts": "evenly_reached_experts(tokens, local_experts, top_k, moe_ep)",
-    "flops": "moe_flops(tokens, top_k, moe_ep, matrices * intermediate, hidden)",
-    "bytes": "moe_bytes(active_experts, matrices * intermediate, hidden, weight_bits, tokens, top_k, moe_ep)",
-    "working_set_bytes": "bytes",
-}
 
 
 def moe(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import LANES, Columns, Features, with_cut_rate
-from kernelsight.kernels.work import fields, optional
+from kernelsight.kernels.latency_model import Columns, with_cut_rate
 
 # bytes per clock and multiprocessor: of L2, and of a kernel that only copies (estimates; of 10, 20 and 64, the second
 # transfers copies from H100 to H200 best at 10)
@@ -21,83 +19,6 @@ REFERENCE_CLOCK_PER_US = 1800.0
 REFERENCE_WIDTH = 128.0
 # flash-attention 3 does not split fewer than four key tiles of 128 (hopper/heuristics.h)
 SMALLEST_SPLIT = 512.0
-
-COEFFICIENTS = (
-    Coefficient("floor_us", "us", 2.0, 1.0, 5.0, "hardware", "launch and drain inside a CUDA graph", 0.2),
-    Coefficient("gap_us", "us", 5.0, 0.3, 20.0, "engine", "what one call per graph replay adds"),
-    Coefficient(
-        "tensor_factor", "1", 1.4, 1.0, 16.0, "implementation", "tensor time of computed pairs against the peak"
-    ),
-    Coefficient("exponential_factor", "1", 0.6, 0.1, 10.0, "implementation", "other time of a pair in exponentials"),
-    Coefficient(
-        "window_factor", "1", 1.0, 0.5, 4.0, "implementation", "time of a tile with a window, without one: 1", 0.3
-    ),
-    Coefficient("narrow_head", "1", 1.0, 0.4, 3.0, "implementation", "tensor factor at head width 64 against 128", 0.2),
-    Coefficient("wide_head", "1", 1.0, 0.4, 6.0, "implementation", "tensor factor at head width 256 against 128", 0.3),
-    Coefficient(
-        "lost_speedup", "1", 0.4, 0.05, 1.0, "implementation", "0: products in FP8 gain all that the peak does", 0.4
-    ),
-    Coefficient("tile_overhead_us", "us", 2.0, 0.1, 20.0, "implementation", "start and end of a tile at 1.8 GHz"),
-    Coefficient(
-        "longest_factor", "1", 0.8, 0.05, 3.0, "implementation", "share of the longest tile that nothing hides"
-    ),
-    Coefficient("memory_factor", "1", 1.07, 1.0, 2.0, "hardware", "DRAM time against the peak bandwidth", 0.1),
-    Coefficient("l2_share", "1", 0.7, 0.2, 2.0, "hardware", "share of L2 that keeps bytes until their next use", 0.3),
-    Coefficient("query_passes", "1", 0.3, 0.01, 10.0, "engine", "passes over queries and outputs in kernels around"),
-    Coefficient("kv_passes", "1", 1.0, 0.01, 10.0, "engine", "passes over new keys and values in kernels around"),
-    Coefficient("query_tile", "rows", 128.0, 16.0, 512.0, "fixed", "rows of queries that one thread block takes"),
-    Coefficient("key_tile", "tokens", 64.0, 16.0, 256.0, "fixed", "keys of one inner step"),
-    Coefficient("head_step", "1", 16.0, 1.0, 256.0, "fixed", "head widths are padded to a multiple of it"),
-    Coefficient("packs_group", "1", 1.0, 0.0, 1.0, "fixed", "1: query heads of one KV head share the rows of a tile"),
-    Coefficient("splits_keys", "1", 1.0, 0.0, 1.0, "fixed", "1: idle multiprocessors take part of a tile's keys"),
-    Coefficient("skips_window", "1", 1.0, 0.0, 1.0, "fixed", "share of the work outside the window that is left out"),
-    Coefficient("row_padding", "1", 0.0, 0.0, 1.0, "fixed", "mean share of a query tile that holds no rows"),
-)
-
-FEATURES_OF_PAIRS = Features(
-    ("new_tokens", "lanes", "flops", "bytes"),
-    paddings=(("new_tokens", 64.0), ("new_tokens", 128.0)),
-    grids=tuple((*LANES, ("new_tokens", tile)) for tile in (64.0, 128.0)),
-)
-FEATURES = FEATURES_OF_PAIRS._replace(
-    sizes=("new_tokens", "cached_tokens", "lanes", "group", "head_dim", "flops", "bytes"),
-    flags=("window",),
-    grids=(
-        *FEATURES_OF_PAIRS.grids,
-        *((("batch", 1.0), ("kv_heads", 1.0), ("packed", tile)) for tile in (64.0, 128.0)),
-    ),
-)
-COLUMNS = {
-    **fields("batch", "new_tokens"),
-    **optional("cached_tokens"),
-    **fields("heads", "kv_heads", "head_dim"),
-    **optional("window"),
-    "visible_pairs": 'batch * visible_pairs(new_tokens, cached_tokens, "window")',
-    "flops": "attention_flops(heads, head_dim, visible_pairs)",
-    "bytes": 'prefill_attention_bytes(batch, new_tokens, cached_tokens, "window", heads, kv_heads, head_dim, '
-    "weight_bits / 8)",
-    "working_set_bytes": "bytes",
-}
-# every query attends to every key; one KV head per query head, 16 bits
-ENCODER_COLUMNS = {
-    **fields("batch", "new_tokens"),
-    **optional("cached_tokens"),
-    **fields("heads", kv_heads="heads", head_dim="head_dim"),
-    "window": "0",
-    "visible_pairs": "batch * new_tokens * (cached_tokens + new_tokens)",
-    "flops": "attention_flops(heads, head_dim, visible_pairs)",
-    "bytes": "prefill_attention_bytes(batch, new_tokens, cached_tokens, 0, heads, heads, head_dim, 2)",
-    "working_set_bytes": "bytes",
-}
-LATENT_COLUMNS = {
-    **fields("batch", "new_tokens"),
-    **optional("cached_tokens"),
-    **fields("heads", qk_head_dim="head_dim", v_head_dim="v_head_dim"),
-    "visible_pairs": "batch * visible_pairs(new_tokens, cached_tokens, 0)",
-    "flops": "mla_prefill_flops(heads, qk_head_dim, v_head_dim, visible_pairs)",
-    "bytes": "mla_prefill_bytes(batch, new_tokens, cached_tokens, heads, qk_head_dim, v_head_dim)",
-    "working_set_bytes": "bytes",
-}
 
 
 def attention(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:

@@ -4,62 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelsight.kernels.coefficients import Coefficient
-from kernelsight.kernels.latency_model import Columns, Features
-from kernelsight.kernels.work import fields, streamed
-
-_FLOOR = "launch and drain of a small kernel inside a CUDA graph"
-# starts are from quantisation sweeps of H100, H200 and L40S: no other kernel of these families was measured
-_MEMORY = (
-    Coefficient("memory_efficiency", "1", 0.87, 0.3, 1.0, "hardware", "share of the peak DRAM bandwidth", 0.1),
-    Coefficient(
-        "l2_share", "1", 0.8, 0.2, 1.0, "hardware", "share of L2 up to which data just written lies there", 0.3
-    ),
-    Coefficient("l2_bytes_per_clock", "bytes/clock", 20.0, 5.0, 64.0, "hardware", "L2 rate of a multiprocessor", 0.3),
-)
-COEFFICIENTS = (
-    Coefficient("floor_us", "us", 1.8, 0.3, 14.0, "engine", _FLOOR, 0.3),
-    *_MEMORY,
-)
-SAMPLING_COEFFICIENTS = (
-    Coefficient("floor_us", "us", 15.0, 2.0, 120.0, "engine", "several dependent small kernels"),
-    *_MEMORY,
-    Coefficient("passes", "1", 1.0, 0.1, 200.0, "fixed", "bytes moved against the least"),
-    Coefficient("filter_us", "us", 0.0, 0.0, 1e4, "fixed", "launches of a filter"),
-    Coefficient("column_ns", "ns", 0.0, 0.0, 1e3, "fixed", "one program walks a row, beside those of other rows"),
-    Coefficient("serial_rows", "1", 0.0, 0.0, 1e6, "fixed", "fewer rows are sorted one after another"),
-    Coefficient("serial_passes", "1", 1.0, 0.1, 200.0, "fixed", "passes beside sorting one after another"),
-    Coefficient("row_us", "us", 0.0, 0.0, 1e4, "fixed", "sorting one row"),
-    Coefficient("row_column_ns", "ns", 0.0, 0.0, 1e3, "fixed", "sorting one row, for each of its columns"),
-    Coefficient("many_rows_us", "us", 0.0, 0.0, 1e4, "fixed", "sorting all rows at once, whatever their number"),
-)
-QUANTIZE_COEFFICIENTS = (
-    Coefficient("floor_us", "us", 1.6, 0.1, 14.0, "engine", _FLOOR, 0.7),
-    *_MEMORY,
-    Coefficient("passes", "1", 1.0, 0.1, 20.0, "engine", "bytes moved against the least", 0.7),
-    Coefficient("row_clocks", "clocks", 1.0, 0.01, 100.0, "engine", "dispatch of one row's block", 0.7),
-)
-# a read is several kernels: a product of all streams, its normalisation by 20 iterations, and the weighted sum
-STREAMS_COEFFICIENTS = (
-    Coefficient("floor_us", "us", 5.0, 0.5, 40.0, "implementation", "launches and drains inside a CUDA graph"),
-    *_MEMORY,
-    Coefficient("passes", "1", 1.3, 0.5, 20.0, "implementation", "bytes moved against the least", 0.7),
-    Coefficient("row_clocks", "clocks", 1.0, 0.01, 1000.0, "implementation", "dispatch of one row's block", 0.7),
-)
-
-FEATURES = Features(("rows", "columns", "bytes"), grids=((("rows", 1.0),),))
-NORM_COLUMNS = streamed("norm_flops(rows, columns)", "norm_bytes(rows, columns, implementation like '%add%')")
-ACTIVATION_COLUMNS = streamed("activation_flops(rows, columns)", "activation_bytes(rows, columns, true)")
-ROPE_COLUMNS = streamed("rope_flops(rows, columns)", "rope_bytes(rows, columns)")
-KV_WRITE_COLUMNS = streamed("0.0", "kv_write_bytes(rows, columns, weight_bits / 8)")
-QUANTIZE_COLUMNS = streamed("quantize_flops(rows, columns)", "quantize_bytes(rows, columns, activation_bits)")
-_WRITES = "implementation like '%write%'"
-STREAMS_COLUMNS = fields(streams="width") | streamed(
-    f"hyper_connection_flops(rows, columns, streams, {_WRITES})",
-    f"hyper_connection_bytes(rows, columns, streams, {_WRITES})",
-)
-EMBEDDING_COLUMNS = streamed("0.0", "embedding_bytes(rows, columns)")
-SAMPLING_COLUMNS = streamed("sampling_flops(rows, columns)", "sampling_bytes(rows, columns, implementation = 'argmax')")
+from kernelsight.kernels.latency_model import Columns
 
 
 def streaming(xp: Any, call: Columns, gpu: Columns, at: Columns) -> tuple[Any, Any, Any]:

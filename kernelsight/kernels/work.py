@@ -18,40 +18,17 @@ from kernelsight.dataflow.locations import folder
 if TYPE_CHECKING:
     import duckdb
 
-_FIELD = re.compile(r'(?:coalesce\()?shape\."(\w+)"(?:, 0\))?')
-
-
-def fields(*names: str, **renamed: str) -> dict[str, str]:
-    """Return SQL of call columns that are fields of a shape, of the same name or (``column="field"``) another.
-
-    >>> fields("m", local_experts="experts")
-    {'m': 'shape."m"', 'local_experts': 'shape."experts"'}
-    """
-    return {column: f'shape."{field}"' for column, field in {**{name: name for name in names}, **renamed}.items()}
-
-
-def optional(*names: str) -> dict[str, str]:
-    """Return SQL of call columns that are fields of a shape, 0 where the field is null.
-
-    >>> optional("window")
-    {'window': 'coalesce(shape."window", 0)'}
-    """
-    return {name: f"coalesce({sql}, 0)" for name, sql in fields(*names).items()}
+_FIELD = re.compile(r"(?:coalesce\()?shape\.(\w+)(?:, 0\))?")
 
 
 def field_of(sql: str) -> str | None:
     """Return the field of a shape that a column's SQL reads, or None where the column is computed.
 
-    >>> field_of('shape."experts"'), field_of('coalesce(shape."window", 0)'), field_of("gemm_flops(m, n, k)")
+    >>> field_of("shape.experts"), field_of("coalesce(shape.window, 0)"), field_of("gemm_flops(m, n, k)")
     ('experts', 'window', None)
     """
     field_match = _FIELD.fullmatch(sql)
     return field_match[1] if field_match else None
-
-
-def streamed(flops: str, moved: str) -> dict[str, str]:
-    """Return SQL of the columns of a memory-bound kernel over rows x columns; its working set is its bytes."""
-    return {**fields("rows", "columns"), "flops": flops, "bytes": moved, "working_set_bytes": "bytes"}
 
 
 def work_cursor() -> duckdb.DuckDBPyConnection:

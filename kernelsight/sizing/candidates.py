@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,6 +56,12 @@ class Candidate(NamedTuple):
     def weight(self) -> float:
         """The cost of one instance: dollars per hour, or GPUs where no price is known or their total is fixed."""
         return self.gpus_taken or (float(self.gpu_count) if self.price is None else self.price)
+
+    def affordable_gpus(self, most: float) -> float:
+        """Return the most GPUs of one instance that cost less than ``most``, at the price of its own."""
+        if self.gpus_taken or math.isinf(most):
+            return math.inf
+        return math.ceil(most * (1.0 - 1e-9) * self.gpu_count / self.weight) - 1
 
     def cost_text(self, cost: float) -> str:
         """Return a cost in the unit of ``weight`` as text."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # requests/s: so high that the deployment with the highest rate per GPU is the cheapest
 ANY_RATE = 1e9
+# factor by which a rough rate, and the share of it that has the confidence, may be wrong
+DOUBT = 1.08
 SHORT_SIZES = {"tensor_parallel_size": "TP", "data_parallel_size": "DP", "expert_parallel_size": "EP"}
 
 
@@ -102,6 +104,10 @@ class Option(NamedTuple):
         least_probable_last = -round(self.probability or 0.0, 2)
         cost = round(self.cost, 6)
         return not self.holds, cost, least_probable_last, settings, self.load, self.sized.candidate.scenario_id
+
+    def most_share(self, demand: Demand) -> float:
+        """Return the most that the share of a rough rate with the confidence may be."""
+        return min(DOUBT * self.evidence.chances.share_for(demand.confidence) / (1.0 - demand.margin), 1.0)
 
 
 def demand_of(

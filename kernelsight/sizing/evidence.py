@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernelsight.dataflow.python_nodes import inside, reads, takes
 from kernelsight.scenario.objectives import Objective
 from kernelsight.scenario.plan import Plan
 from kernelsight.scenario.scenario_rows import deployments_of
@@ -46,12 +47,15 @@ class Evidence(NamedTuple):
 UNKNOWN = Evidence({}, None, None, None)
 
 
+@inside("size_answers", "size_statistics", "size_costs")
+@takes("size_simulations")
+@reads("scenario_intervals", "scenario_summary")
 def evidence_of(
     session: Session, plan: Plan, sized: Sized, objectives: Sequence[Objective], shares: Sequence[float] = RATES
 ) -> Evidence:
-    """Return the evidence of a sized deployment, without its limit; ``session``, ``plan``: those that hold it.
+    """Return the probabilities of a deployment's objectives at shares of its rate, and what they rest on.
 
-    ``shares``: of its rate, at which it is simulated.
+    ``session``, ``plan``: those that hold it.
     """
     rate = sized.highest
     (at_rates,) = intervals_at(session, plan, [Rated.of(sized.candidate.flags, rate)], [shares])
@@ -65,6 +69,9 @@ def evidence_of(
     return Evidence(intervals, *rates, chances_of(at_rates, objectives, rate.rate, rate.low), power_w)
 
 
+@inside("size_answers", "unsized_deployments")
+@takes("size_bounds")
+@reads("scenario_intervals", "scenario_summary")
 def may_hold(prospect: Prospect, load: float, objectives: Sequence[Objective], confidence: float) -> bool:
     """Return whether one instance may keep the objectives with a confidence, above 0.5, at a load, by a short run.
 
@@ -84,6 +91,9 @@ class Label(NamedTuple):
     rows: list[dict[str, Any]]
 
 
+@inside("size_answers", "size_evidence")
+@takes("size_simulations")
+@reads("deployment_tiers", "scenario_tiers", "scenario_evidence")
 def labels_of(sized: Sequence[Sized]) -> dict[str, Label]:
     """Return the labels of sized deployments by scenario, as served at their highest rates."""
     labels: dict[str, Label] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from kernelsight.dataflow.python_nodes import inside, reads, takes
 from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.sweeps.rate_intervals import Rated
 from kernelsight.sweeps.rate_search import HighestRate
@@ -54,6 +55,11 @@ class OptionFindings(NamedTuple):
     doubts: tuple[str, ...]
 
 
+@inside("size_answers", "sized_deployments")
+@takes("size_costs")
+@reads(
+    *("deployment_settings", "step_shapes", "kernel_latencies", "kernel_breakdown", "resource_gains", "step_cost_uses"),
+)
 def findings_on(search: SizeSearch, options: Sequence[Option]) -> list[OptionFindings]:
     """Simulate the load of one instance of each option, and examine its steps and kernels.
 

@@ -26,6 +26,8 @@ CostOf = Callable[[Candidate, float], float]
 CAUTION = 1.1
 # a rate that no instance reaches
 NO_BOUND = 1e12
+DEARER = "bounds on its rate make it dearer than another"
+NOT_REACHED = "it does not reach the rate, with the confidence, at which it would be cheaper than another"
 REPLICAS, BUDGET = ("prefill_replicas", "decode_replicas"), "max_num_batched_tokens"
 
 
@@ -49,8 +51,12 @@ class Prospect(NamedTuple):
         """Whether its own capacity is known."""
         return "capacity" in vars(self.search)
 
-    def compute_capacity(self) -> None:
-        """Compute its own capacity, which bounds its rate and those of other numbers of its replicas."""
+    def compute_capacity(self, enough: float = math.inf) -> None:
+        """Compute its own capacity, which bounds its rate and those of other numbers of its replicas.
+
+        ``enough``: a bound that is low enough, as the deployment is dearer than another at this rate.
+        """
+        self.search.enough = enough
         _ = self.search.capacity
         self.known.append(self)
 
@@ -156,6 +162,11 @@ def nothing_fits(left_out: Sequence[LeftOut], plans: Sequence[Plan], session: Se
         )
         sentences.append(f"{largest.reason.rstrip(' ;')}; {what_fits(session, row)}")
     return InvalidInput(f"no GPU of the search holds the model: {'; '.join(sentences)}.")
+
+
+def is_less(cost: float, most: float) -> bool:
+    """Return whether a cost is below another beyond rounding."""
+    return cost < most * (1.0 - 1e-9)
 
 
 def rate_below(cost_of: CostOf, candidate: Candidate, most: float) -> float:

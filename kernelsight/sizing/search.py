@@ -14,11 +14,22 @@ from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.prices import read_prices
 from kernelsight.scenario.refusals import decisive
 from kernelsight.scenario.scenario_rows import normalise, resolve_gpu
-from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, Candidate, planned_candidates, rows_of
-from kernelsight.sizing.decision import Option, option_of
+from kernelsight.sizing.candidates import FIRST_RATE, FIRST_USERS, planned_candidates, rows_of
+from kernelsight.sizing.decision import DOUBT, Option, option_of
 from kernelsight.sizing.evidence import UNKNOWN, evidence_of, may_hold
-from kernelsight.sizing.prospects import BUDGET, NO_BOUND, LeftOut, Prospect, Sized, miss_of, nothing_fits, rate_below
-from kernelsight.sizing.variants import family_of, is_split, variants
+from kernelsight.sizing.prospects import (
+    DEARER,
+    NO_BOUND,
+    NOT_REACHED,
+    LeftOut,
+    Prospect,
+    Sized,
+    is_less,
+    miss_of,
+    nothing_fits,
+    rate_below,
+)
+from kernelsight.sizing.variants import MOST_VARIANTS, TOO_MANY, family_of, split_of, variants
 from kernelsight.sweeps.find_rate import open_trials, status_of
 from kernelsight.sweeps.rate_intervals import RATES
 from kernelsight.sweeps.rate_search import FULL, ROUGH, HighestRate, RateSearch, TriedRate
@@ -36,20 +47,13 @@ MEASURED = ("target-measured", "log-corrected", "points-measured")
 SURE = FULL._replace(ends=0, tolerance=0.02, confirms=2)
 # shares of its rate at which one that is dearer at any confidence is simulated for its probability
 FEW_RATES = RATES[::2]
-# factor by which a rough rate, and the share of it that has the confidence, may be wrong
-DOUBT = 1.08
 # share of the cost of the best below which another is clearly cheaper
 SAME = 0.97
-# GPUs that cost more than this many times the best are excluded without a search of their exact rate
+# GPUs that cost more than this many times the best are excluded without their exact rate
 FAR = 3.0
-DEARER = "bounds on its rate make it dearer than another"
-NOT_REACHED = "it does not reach the rate, with the confidence, at which it would be cheaper than another"
 # most requests simulated for GPUs and parallel sizes, for other settings of them, and for the exact rate of the best;
 # measured: 10 us of a core each
 ALLOWANCES = (2_000_000, 3_000_000, 2_000_000)
-# most deployments with other settings
-MOST_VARIANTS = 1_500
-TOO_MANY = f"more than {MOST_VARIANTS:,} deployments have other settings"
 
 
 class SizeSearch:
@@ -97,10 +101,10 @@ class SizeSearch:
         prospects = self._open(self.rows)
         if not prospects:
             raise nothing_fits(list(self.left_out.values()), self.plans, self.forks[0])
-        self._within(self._allowances[0], lambda: self._search_groups(prospects))
+        self._within(0, lambda: self._search_groups(prospects))
         if self.question.tune:
-            self._within(self._allowances[1], self._search_variants)
-        self._within(self._allowances[2], self._make_sure)
+            self._within(1, self._search_variants)
+        self._within(2, self._make_sure)
         return self.ranked()
 
     @property
@@ -112,9 +116,8 @@ class SizeSearch:
     @property
     def is_complete(self) -> bool:
         """Whether the best is searched in full, and no other deployment, by a bound or a search, can cost less."""
-        ranked = self.ranked()
-        is_open = self.is_stopped or self.not_tried or self.still_open() or self.ended == TOO_MANY
-        is_open = is_open or self._varied_below < self._lowest_cost() or self.cheaper_if_exact()
+        ranked, is_open = self.ranked(), self.not_tried or self.still_open() or self.cheaper_if_exact()
+        is_open = is_open or self.is_stopped or self.ended == TOO_MANY or self._varied_below < self._lowest_cost()
         return not is_open and (not ranked or self.is_sure(ranked[0].sized))
 
     def least_cost(self, prospect: Prospect) -> float:
@@ -139,18 +142,18 @@ class SizeSearch:
         most = self._lowest_cost()
         passed = [(one.prospect, one.most_rate) for one in self.left_out.values() if one.prospect]
         costs = [(self.demand.least_cost(prospect.candidate, rate), prospect) for prospect, rate in passed]
-        near = [(cost, prospect.candidate.scenario_id, prospect) for cost, prospect in costs if _is_less(cost, most)]
+        near = [(cost, prospect.candidate.scenario_id, prospect) for cost, prospect in costs if is_less(cost, most)]
         return [prospect for *_, prospect in sorted(near, key=lambda item: item[:2])]
 
     def note_interrupt(self) -> None:
         """Record that a Ctrl-C ended the search, whose results so far are the answer."""
         self.ended, self.is_stopped = "it was interrupted", True
 
-    def _within(self, allowance: int, search: Callable[[], None]) -> None:
-        """Run one phase of the search until its allowance of requests or the time is spent, or it is interrupted."""
+    def _within(self, phase: int, search: Callable[[], None]) -> None:
+        """Run a phase until its allowance and what others left, or the time, is spent, or it is interrupted."""
         if self.is_stopped:
             return
-        self._work.most = self._work.spent + allowance
+        self._work.most = sum(self._allowances[: phase + 1])
         try:
             search()
         except SearchEnded as ended:
@@ -194,18 +197,12 @@ class SizeSearch:
         # what no engine of these GPUs accepts, no other setting of it accepts
         roots = [one for one in own if not (one.is_known and one.search.capacity.alone.lost)]
         roots.sort(key=self.least_cost)
-        rows = variants(roots, self._load, lambda root: self._affordable_gpus(root.candidate, most))
+        rows = variants(roots, self._load, lambda root: min(root.candidate.affordable_gpus(most), self._most_gpus))
         if len(rows) > MOST_VARIANTS:
             self.ended = TOO_MANY
         if rows:
             self._report(f"{len(rows[:MOST_VARIANTS]):,} deployments with other step sizes, CUDA graphs, disaggregated")
             self._search(self._open(rows[:MOST_VARIANTS], roots), lambda _: self._lowest_cost())
-
-    def _affordable_gpus(self, candidate: Candidate, most: float) -> int:
-        """Return the most GPUs of one instance that cost less than ``most``, at the price of a candidate's GPUs."""
-        if candidate.gpus_taken or math.isinf(most):
-            return self._most_gpus
-        return min(self._most_gpus, math.ceil(most * (1.0 - 1e-9) * candidate.gpu_count / candidate.weight) - 1)
 
     def _open(self, rows: Sequence[Mapping[str, Any]], roots: Sequence[Prospect] = ()) -> list[Prospect]:
         """Plan rows of flags in a new fork, and return those that can run, with the searches of their rates.
@@ -214,8 +211,7 @@ class SizeSearch:
         """
         fork = self._session.fork()
         self.forks.append(fork)
-        total = self.demand.total_gpus
-        plan, candidates = planned_candidates(fork, rows, self._load, self._prices, total)
+        plan, candidates = planned_candidates(fork, rows, self._load, self._prices, self.demand.total_gpus)
         known = {*self.left_out, *self.prospects}
         candidates = [candidate for candidate in candidates if candidate.scenario_id not in known]
         self.plans.append(plan)
@@ -238,10 +234,9 @@ class SizeSearch:
         for candidate in candidates:
             if candidate.scenario_id in trials.able:
                 search = RateSearch(trials, candidate.scenario_id, self._objectives, earlier)
-                family = family_of(candidate)
-                same = (family, candidate.flags.get(BUDGET))
-                relatives = kin.setdefault(same, []) if is_split(candidate.flags) else []
-                prospects.append(Prospect(candidate, fork, plan, trials, search, root_of.get(family), relatives))
+                root, split = root_of.get(family_of(candidate)), split_of(candidate)
+                relatives = kin.setdefault(split, []) if split else []
+                prospects.append(Prospect(candidate, fork, plan, trials, search, root, relatives))
                 self.prospects[candidate.scenario_id] = prospects[-1]
             else:
                 faults_of_row = decisive(faults.get(candidate.deployment_id, []))
@@ -268,17 +263,18 @@ class SizeSearch:
                 cost, _, prospect = item = heapq.heappop(queue)
                 if prospect.is_known and prospect.search.capacity.most <= 0.0:
                     self._size(prospect, prospect.search.run(ROUGH))
-                elif not _is_less(self.least_cost(prospect), most(prospect)):
+                elif not is_less(self.least_cost(prospect), most(prospect)):
                     self._pass_over(prospect, DEARER, prospect.bound)
                 elif prospect.is_known:
                     self._examine(prospect, most(prospect))
                 else:
-                    if not _is_less(cost, turn_of(prospect)[0]):  # else relatives put others before it
-                        prospect.compute_capacity()
+                    if not is_less(cost, turn_of(prospect)[0]):  # else relatives put others before it
+                        dearer = rate_below(self.demand.least_cost, prospect.candidate, most(prospect))
+                        prospect.compute_capacity(dearer * (1.0 - 1e-6))
                     heapq.heappush(queue, turn_of(prospect))
         except SearchEnded:
             for _, name, prospect in [item, *queue]:
-                if name not in self.options and not _is_less(self.least_cost(prospect), self._lowest_cost()):
+                if name not in self.options and not is_less(self.least_cost(prospect), self._lowest_cost()):
                     self._pass_over(prospect, DEARER, prospect.bound)
             raise
 
@@ -302,7 +298,7 @@ class SizeSearch:
         The first of a group that costs more than others is shown, and needs no confidence to be.
         """
         confidence, served = self.demand.confidence, rate * (1.0 - self.demand.margin)
-        is_shown = _is_less(self._lowest_cost(), most) and math.isinf(self._lowest_cost(self._own_options(prospect)))
+        is_shown = is_less(self._lowest_cost(), most) and math.isinf(self._lowest_cost(self._own_options(prospect)))
         if not prospect.search.may_reach(rate):
             return False
         is_sure = is_shown or confidence <= 0.5 or may_hold(prospect, served, self._objectives, confidence)
@@ -319,7 +315,7 @@ class SizeSearch:
             return
         sized, before = Sized(prospect, rate), min(self.options.values(), key=lambda one: one.order, default=None)
         try:
-            is_dearer = not _is_less(self.demand.least_cost(prospect.candidate, rate.rate), self._lowest_cost())
+            is_dearer = not is_less(self.demand.least_cost(prospect.candidate, rate.rate), self._lowest_cost())
             shares = FEW_RATES if is_dearer else RATES
             evidence = evidence_of(prospect.session, prospect.plan, sized, self._objectives, shares)
         except KeyboardInterrupt:
@@ -370,6 +366,8 @@ class SizeSearch:
                 self._search_variants()
             elif nearly := self.cheaper_if_exact():
                 self._search_if_cheaper(nearly[0])
+            elif self.not_tried:
+                self._search(self.not_tried, lambda _: self._lowest_cost())
             else:
                 return
 
@@ -384,16 +382,11 @@ class SizeSearch:
         """Search a rate in full, unless one long run shows that it does not reach that from which it is cheaper."""
         candidate, search = option.sized.candidate, option.sized.prospect.search
         most = self._lowest_cost() * SAME
-        needed = rate_below(self.demand.least_cost, candidate, most) / self._most_share(option)
+        needed = rate_below(self.demand.least_cost, candidate, most) / option.most_share(self.demand)
         if needed <= option.sized.highest.rate or search.tried_at(needed, SURE).verdict.keeps:
             self._search_in_full(option)
         else:
             self._not_reached[candidate.scenario_id] = needed * (1.0 - 1e-6)
-
-    def _most_share(self, option: Option) -> float:
-        """Return the most that the share of a rough rate with the confidence may be."""
-        share = option.evidence.chances.share_for(self.demand.confidence)
-        return min(DOUBT * share / (1.0 - self.demand.margin), 1.0)
 
     def cheaper_if_exact(self) -> list[Option]:
         """Return deployments whose rough rate may be so much too low that they cost clearly less than the best."""
@@ -402,11 +395,6 @@ class SizeSearch:
         for option in self.options.values():
             if option.holds and option.evidence.chances and not self.is_sure(option.sized):
                 not_reached = self._not_reached.get(option.sized.candidate.scenario_id, math.inf)
-                rate = min(DOUBT * option.sized.highest.rate, not_reached) * self._most_share(option)
+                rate = min(DOUBT * option.sized.highest.rate, not_reached) * option.most_share(self.demand)
                 found.append((self.demand.least_cost(option.sized.candidate, rate), option.order, option))
-        return [option for cost, _, option in sorted(found, key=lambda item: item[:2]) if _is_less(cost, most)]
-
-
-def _is_less(cost: float, most: float) -> bool:
-    """Return whether a cost is below another beyond rounding."""
-    return cost < most * (1.0 - 1e-9)
+        return [option for cost, _, option in sorted(found, key=lambda item: item[:2]) if is_less(cost, most)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelsight.dataflow.progress import Report
-from kernelsight.dataflow.python_nodes import produces, reads
+from kernelsight.dataflow.python_nodes import inside, produces, takes
 from kernelsight.errors import InvalidInput
 from kernelsight.escape import shell_line
 from kernelsight.measure.suite import FAMILIES
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 Rows = dict[str, list[dict[str, Any]]]
 
 
-@reads(
-    *("step_costs", "deployment_faults", "deployment_tiers", "memory_plan", "resource_gains", "scenario_intervals"),
-    *("kernel_latencies", "kernel_breakdown", "scenario_tiers", "scenario_evidence"),
-)
 @produces(
     *("size_answers", "sized_deployments", "size_statistics", "size_evidence", "unsized_deployments", "size_hours"),
     *("size_bounds", "size_simulations", "size_costs"),
@@ -86,13 +82,18 @@ def _answer_rows(session: Session, question: Question, report: Report) -> Rows:
         search.close()
 
 
+@inside("size_answers", "size_answers", "sized_deployments", "unsized_deployments", "size_hours")
+@takes("size_questions", "size_simulations", "size_costs", "size_evidence")
 def _rows(
     search: SizeSearch,
     options: Sequence[Option],
     closer: Sequence[OptionFindings],
     checked: Mapping[int, TriedRate],
 ) -> Rows:
-    """Return the rows by table; ``closer``: of the first two options; ``checked``: simulated hours."""
+    """Return the answer with the deployments that have a rate, and why others have none, as rows by table.
+
+    ``closer``: findings on the first two options; ``checked``: simulated hours.
+    """
     question, demand, model = search.question, search.demand, str(search.rows[0]["model"])
     objectives = question.objectives
     by_scenario = labels_of([option.sized for option in options])

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.dataflow.python_nodes import inside, takes
 from kernelsight.sizing.prospects import BUDGET, REPLICAS
 from kernelsight.sweeps.advice import wider_graphs
 
@@ -17,14 +18,22 @@ if TYPE_CHECKING:
 STEP_TOKENS, STEP_TOKENS_OF_SPLITS = (1024, 2048, 4096, 16384), (16384,)
 # most prefill and decode replicas of an instance
 MOST_REPLICAS = 7
+# most deployments with other settings
+MOST_VARIANTS = 1_500
+TOO_MANY = f"more than {MOST_VARIANTS:,} deployments have other settings"
 # flags in which variants of one deployment differ
 CHANGED = (*REPLICAS, BUDGET, "max_cudagraph_capture_size")
 
 
+@inside("size_answers", "deployments", "scenarios")
+@takes("size_bounds")
 def variants(
     roots: Sequence[Prospect], load: Mapping[str, Any], most_gpus: Callable[[Prospect], int]
 ) -> list[dict[str, Any]]:
-    """Return the rows of flags of all variants of deployments; ``most_gpus``: of an instance of one's variants."""
+    """Return the flags of deployments with other step sizes, CUDA graphs, prefill and decode replicas.
+
+    ``most_gpus``: of an instance of one's variants.
+    """
     rows = []
     for root in roots:
         flags = {name: value for name, value in root.candidate.flags.items() if name not in load}
@@ -49,9 +58,9 @@ def variants(
     return rows
 
 
-def is_split(flags: Mapping[str, Any]) -> bool:
-    """Return whether a deployment has prefill replicas of its own."""
-    return REPLICAS[0] in flags
+def split_of(candidate: Candidate) -> tuple | None:
+    """Return what a deployment shares with other numbers of its prefill and decode replicas; None: it has none."""
+    return (family_of(candidate), candidate.flags.get(BUDGET)) if REPLICAS[0] in candidate.flags else None
 
 
 def family_of(candidate: Candidate) -> tuple:

@@ -99,11 +99,10 @@ def assumed_of(session: Session, row: Mapping[str, Any], settings_of: Mapping[st
     without_effect = [
         *_routing(session, settings_of),
         *_priorities(session, settings_of),
-        *_adapters(session, settings_of),
         *_burstiness(session),
         *_shorter_trace(session),
     ]
-    return list(dict.fromkeys([*sentences, *transfers, *without_effect]))
+    return list(dict.fromkeys([*_adapters(session, settings_of), *sentences, *transfers, *without_effect]))
 
 
 def _shares(session: Session, row: Mapping[str, Any]) -> dict[str, float]:
@@ -164,7 +163,8 @@ def _adapters(session: Session, settings_of: Mapping[str, Mapping[str, Any]]) ->
         return []
     places = max(settings["adapter_places"] for settings in settings_of.values())
     if places == 0:
-        return ["the adapters of requests have no effect: enable_lora is not stated"]
+        count = f"{highest + 1:,} adapter{'s' if highest else ''}"
+        return [f"requests name {count}, but enable_lora is not stated: the model answers all of them without adapters"]
     if places > highest:
         return []
     return [f"{highest + 1:,} adapters, of which host memory keeps {places:,}: others are read from disk in the step"]

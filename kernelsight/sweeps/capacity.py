@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelsight.dataflow.python_nodes import inside, takes
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.steady import LEAST_REQUESTS
 from kernelsight.sweeps.trials import Trial, Trials, gap_mean, gap_percentile
@@ -40,19 +41,24 @@ class Capacity(NamedTuple):
     throughput: float = 0.0
 
 
-def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective]) -> Capacity:
+@inside("size_answers", "size_bounds")
+@takes("deployments", "scenarios")
+def capacity_of(
+    trials: Trials, scenario_id: str, objectives: Sequence[Objective], enough: float = math.inf
+) -> Capacity:
     """Return the upper bound of the rate, from single requests and closed loops of rising concurrency.
 
     Where as many requests are always in flight, throughput is the highest that they allow: no higher rate keeps the
     objectives than the throughput of a closed loop without pauses that misses one on TPOT, ITL or E2E latency, and no
-    more requests in flight than its concurrency.
+    more requests in flight than its concurrency. A bound of at most ``enough`` is not refined: it begins with the
+    concurrency that this rate takes where requests are served as fast as alone.
     """
     scenario = trials.scenario(scenario_id)
     requests = max(ALONE, scenario["num_turns"] or 1)  # a whole conversation, whose last prompts are the longest
     (alone,) = trials.serve(scenario_id, requests, [0], request_rate=None, max_concurrency=1, **NO_PAUSES)
-    missed = _missed(alone, [objective for objective in objectives if objective.metric != "itl"])
-    if missed or alone.lost:
-        return Capacity(alone, 0.0, missed)
+    fails = missed(alone, [objective for objective in objectives if objective.metric != "itl"])
+    if fails or alone.lost:
+        return Capacity(alone, 0.0, fails)
     in_flight = [objective for objective in objectives if objective.metric in IN_FLIGHT]
     settings = trials.settings(scenario_id)
     seats = settings["max_num_seqs"] * settings["dp"] * (scenario["decode_replicas"] or scenario["replicas"] or 1)
@@ -72,11 +78,20 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
                 most = min(most, max(highest * (decode_ms + 2.0 * min(waits_ms)) / 1e3, 1.0))
         return Capacity(alone, most + highest * pause_s(scenario), None, max(best, throughput))
 
+    turns, alone_s = scenario["num_turns"] or 1, float(np.nanmean(alone.latencies["e2e"])) / 1e3
+    rate = enough * turns if scenario["request_rate"] else enough / (alone_s + pause_s(scenario))
+    if 2.0 <= (first := rate * alone_s / CAUTION) < seats:
+        level = math.floor(first)
+        throughput, trial = _closed_loop(trials, scenario_id, level)
+        fails = missed(trial, in_flight)
+        if fails and bound().most <= enough:
+            return bound()
+        level = 1 if fails else LEVELS ** math.floor(math.log(level, LEVELS))
     while True:
         level, below = min(level * LEVELS, seats), level
         throughput, trial = _closed_loop(trials, scenario_id, level)
         grows = throughput > best * 1.02
-        if _missed(trial, in_flight):
+        if missed(trial, in_flight):
             break
         best = max(best, throughput)
         if level >= seats or not grows:
@@ -88,7 +103,7 @@ def capacity_of(trials: Trials, scenario_id: str, objectives: Sequence[Objective
         if not below < middle < level:
             break
         reached, trial = _closed_loop(trials, scenario_id, middle)
-        if _missed(trial, in_flight):
+        if missed(trial, in_flight):
             level, throughput = middle, reached
         else:
             below, best = middle, max(best, reached)
@@ -126,7 +141,7 @@ def _closed_loop(trials: Trials, scenario_id: str, level: int) -> tuple[float, T
     return _throughput(trial, requests, level), trial
 
 
-def _missed(trial: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
+def missed(trial: Trial, objectives: Sequence[Objective]) -> tuple[Objective, float] | None:
     """Return the first objective that requests miss on average, and its value in ms; None: they miss none.
 
     Few requests have no tail: the median is taken for higher percentiles too.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelsight.dataflow.progress import Done, Report
-from kernelsight.dataflow.python_nodes import produces, reads
+from kernelsight.dataflow.python_nodes import inside, produces, reads, takes
 from kernelsight.errors import InvalidInput
 from kernelsight.number_format import number
 from kernelsight.scenario.corrections import refuse_unused_corrections
@@ -92,8 +92,17 @@ def _searched_rates(
     return _rows_at(session, started_rows, grid, plan, rates)
 
 
+@inside("size_answers", "deployments", "scenarios", "deployment_reach")
+@takes("size_questions")
+@reads(
+    *("deployment_faults", "deployment_settings", "host_settings", "kv_tier_settings", "kv_transfers", "memory_plan"),
+    *("load_dependencies", "load_requests", "scenario_loads", "step_costs", "step_shapes"),
+)
 def open_trials(session: Session, plan: Plan, work: Work | None = None) -> Trials:
-    """Give a plan to a session, and return the trials that simulate its loads at any rate; ``work``: their budget."""
+    """Give planned deployments to a session, and return the trials that simulate their loads at any rate.
+
+    ``work``: the budget of the trials.
+    """
     give_plan(session, list(plan.deployments.values()), plan.planned)
     give_reach(session, plan.planned)
     return Trials(session, work=work)

@@ -111,7 +111,8 @@ def seeds_for(requests: int, effort: Effort) -> int:
 class RateSearch:
     """The search of one scenario's highest rate; every rate is tried once for each effort.
 
-    ``earlier``: the cache of verdicts of earlier processes. ``served``: all simulated loads.
+    ``earlier``: the cache of verdicts of earlier processes. ``served``: all simulated loads; ``enough``: a
+    bound of the rate that is low enough, if it is set before the capacity is asked for.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class RateSearch:
         self._tried: dict[tuple[float, Effort], TriedRate] = {}
         self._last: TriedRate | None = None
         self.served: dict[tuple[float, int], TriedRate] = {}
+        self.enough = math.inf
         row = trials.scenario(scenario_id)
         self._closed = row["request_rate"] is None
         self._turns, self._think_ms = row["num_turns"] or 1, (row["think_time_s"] or 0.0) * 1e3
@@ -134,7 +136,7 @@ class RateSearch:
     @cached_property
     def capacity(self) -> Capacity:
         """The upper bound of the rate, from single requests and closed loops."""
-        return capacity_of(self._trials, self._id, self._objectives)
+        return capacity_of(self._trials, self._id, self._objectives, self.enough)
 
     def run(self, effort: Effort = FULL, guess: float | None = None) -> HighestRate:
         """Search the highest steady rate; ``guess``: a rate expected to be near it."""
@@ -230,15 +232,14 @@ class RateSearch:
 
         A rate that is far above the objectives is decided by the first look; without ``look`` it is not.
         """
-        key = rate, effort
-        earlier = self._tried.get(key)
+        earlier = self._tried.get((rate, effort))
         if earlier and (look or earlier.seeds > FIRST_SEEDS):
             return earlier
         requests = self._least_requests(effort)
         tried = self._serve(rate, min(requests, LONGEST_LOOK), FIRST_SEEDS)
         if not look or tried.verdict.level <= FAR:
             tried = self._serve_long(tried, requests, effort)
-        self._tried[key] = tried
+        self._tried[rate, effort] = tried
         return tried
 
     def _serve_long(self, look: TriedRate, requests: int, effort: Effort) -> TriedRate:
@@ -348,11 +349,9 @@ class RateSearch:
 
     def _allowed(self, rate: float) -> float:
         """Return the nearest rate that can be simulated: users are a whole number, at least one, within the bound."""
-        return (
-            min(max(float(round(rate)), 1.0), self._highest)
-            if self._closed
-            else min(max(rate, LOWEST_RATE), HIGHEST_RATE)
-        )
+        if self._closed:
+            return min(max(float(round(rate)), 1.0), self._highest)
+        return min(max(rate, LOWEST_RATE), HIGHEST_RATE)
 
     @property
     def _highest(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kernelsight.errors import unknown
 from kernelsight.number_format import percent
 from kernelsight.present.limits_sentence import near_capacity, verdict_of
 from kernelsight.scenario.alternatives import graphs_end
@@ -129,6 +130,24 @@ select
   quantile_cont(duration_s, 0.99) filter (where status = 'finished') as p99
 from session_metrics
 """
+
+
+class RunSummary(dict[str, Any]):
+    """Figures as ``simulate --format json`` nests them, which answers to the columns of ``scenario_summary`` too.
+
+    >>> summary = RunSummary({"ttft_ms": {"p99": 86.1}}, {"ttft_p99_ms": 86.1})
+    >>> summary["ttft_ms"]["p99"], summary["ttft_p99_ms"]
+    (86.1, 86.1)
+    """
+
+    def __init__(self, figures: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+        super().__init__(figures)
+        self._columns = columns
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self._columns:
+            raise unknown("figure", name, {*self, *self._columns}, "A summary has the columns of scenario_summary.")
+        return self._columns[name]
 
 
 def run_summary(session: Session) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from kernelsight.scenario.plan import Plan, give_plan, plan_rows
 from kernelsight.scenario.run_info import ANSWERS, give_run_info, inputs_of
 from kernelsight.scenario.scenario_rows import gpu_assumptions
 from kernelsight.scenario.stated_flags import object_text
-from kernelsight.sweeps.run_summary import METRICS, SERVED, TABLES, run_summary
+from kernelsight.sweeps.run_summary import METRICS, SERVED, TABLES, RunSummary, run_summary
 from kernelsight.sweeps.sweep import Execution, pareto_front, plan_sweep, serve_plan
 
 if TYPE_CHECKING:
@@ -77,9 +77,13 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Figures, latencies in ms, kernel breakdown, memory and assumptions, as ``simulate --format json`` prints."""
-        summary_figures = run_summary(self._session)
-        return summary_figures | {"assumed": self._assumed + summary_figures["assumed"]}
+        """Figures, latencies in ms, kernel breakdown, memory and assumptions, as ``simulate --format json`` prints.
+
+        A column of ``scenario_summary``, such as ``"ttft_p99_ms"``, is a key too.
+        """
+        figures = run_summary(self._session)
+        (columns,) = self._session.table("scenario_summary").to_pylist()
+        return RunSummary(figures | {"assumed": self._assumed + figures["assumed"]}, columns)
 
     def table(self, name: str) -> pa.Table:
         """Return a table of the run, computed now unless it is available."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernelsight.dataflow.python_nodes import inside, takes
 from kernelsight.scenario.objectives import Objective
 from kernelsight.sweeps.trials import Trial, gap_mean, gap_percentile, gap_share_above
 
@@ -81,6 +82,8 @@ def counted_values(values: np.ndarray) -> np.ndarray:
     return values[math.ceil(values.size * WARM_UP / STAYS) : math.floor(values.size * (1.0 - COOL_DOWN / STAYS))]
 
 
+@inside("size_answers", "size_simulations")
+@takes("scenarios", "size_bounds")
 def judge(trials: Sequence[Trial], objectives: Sequence[Objective], stay_ms: float, longer: float) -> Verdict:
     """Judge the trials of one rate, one per seed.
 

@@ -1,10 +1,10 @@
 -- Why a deployment cannot run, one sentence per fault: indivisible sizes, unsupported number formats, too little memory
 with facts as (
-  select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, plan.usable_bytes, plan.weights_bytes,
+  select settings.*, models.heads, models.vocab, models.experts, gpus.bf16_flops_per_s, gpus.compute_capability, plan.usable_bytes, plan.weights_bytes,
          plan.activations_bytes, plan.graphs_bytes, plan.kv_bytes, plan.capacity_units, plan.memory_units, plan.full_units,
            plan.window_units, plan.windows_apart,
          settings.model || coalesce(' with its draft model ' || drafts.model, '') as served, models.layer_count, models.max_positions,
-           models.linear_key_heads, models.linear_value_heads,
+           models.linear_key_heads, models.linear_value_heads, coalesce(models.weight_block, 128) as block,
          -- the memory of a draft model is counted with its target model
          settings.deployment_id in (select draft_deployment_id from deployment_settings where draft_deployment_id is not null) as is_draft
   from deployment_settings as settings
@@ -21,7 +21,13 @@ attention_heads as (
 widths as (
   select facts.deployment_id, facts.model, layers.ffn, layers.intermediate, layers.experts, layers.shared_intermediate, facts.tp,
          case when layers.ffn = 'moe' then facts.moe_tp else facts.tp end as parts, facts.moe_ep,
-         case when layers.ffn = 'moe' then facts.expert_format else facts.ffn_format end as format
+         case when layers.ffn = 'moe' then facts.expert_format else facts.ffn_format end as format, facts.ffn_format, facts.block,
+         -- the version's kernel takes blocks as narrow as 32
+         coalesce(layers.ffn = 'moe' and layers.intermediate // facts.moe_tp % 32 = 0 and exists (
+           select 1 from engine_backends as known
+           where known.needs = 'cut_blocks' and known.engine = facts.engine and known.implementation = facts.moe_backend
+             and is_of_versions(facts.engine_version, known.from_version, known.before_version)
+             and is_listed(facts.compute_capability, known.capabilities)), false) as takes_cut_blocks
   from facts join model_layers as layers on layers.model = facts.model
   where layers.ffn <> 'none'
 ),
@@ -67,12 +73,18 @@ select deployment_id, 'experts',
        format('{} has {} experts, not divisible by expert-parallel size {}; use other parallel sizes', model, experts, moe_ep)
 from widths where ffn = 'moe' and experts % moe_ep <> 0
 union
--- vLLM and SGLang reject such a checkpoint, because one scale would span parts of two blocks
+-- engines reject such a checkpoint where one scale would span parts of two blocks and no kernel of theirs takes narrower ones
 select deployment_id, 'blocks',
-       format('{} is quantised in blocks of 128, but each of {} parts gets {} of {} feed-forward channels, '
-          || 'not a multiple of 128; use other parallel sizes',
-              model, parts, intermediate // parts, intermediate)
-from widths where format = 'fp8_block' and intermediate % parts = 0 and intermediate // parts % 128 <> 0
+       format('{} is quantised in blocks of {}, but each of {} parts gets {} of {} feed-forward channels, '
+          || 'not a multiple of {}; use other parallel sizes',
+              model, block, parts, intermediate // parts, intermediate, block)
+from widths where format = 'fp8_block' and intermediate % parts = 0 and intermediate // parts % block <> 0 and not takes_cut_blocks
+union
+select deployment_id, 'blocks',
+       format('{} is quantised in blocks of {}, but each of {} parts gets {} of {} channels of the shared experts, '
+          || 'not a multiple of {}; use other parallel sizes',
+              model, block, tp, shared_intermediate // tp, shared_intermediate, block)
+from widths where ffn = 'moe' and ffn_format = 'fp8_block' and shared_intermediate % tp = 0 and shared_intermediate // tp % block <> 0
 union
 select deployment_id, 'expert_parallel',
        format('{} has no experts; disable expert parallelism', model)

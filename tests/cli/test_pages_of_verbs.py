@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import kernelsight as ks
 from kernelsight.cli.main import main
+from kernelsight.errors import UnknownName
 from kernelsight.present.pages.compare import _figures
 
 DEPLOYED = ["--model", "qwen3-0.6b", "--gpu", "l4"]
@@ -34,6 +36,27 @@ def test_a_page_is_there_though_nobody_reads_the_answer(tmp_path: Path) -> None:
         assert asked.wait(300) == 0
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Latencies before and after" in text and "40 requests compared: log.csv" in text
+
+
+def test_a_page_that_cannot_be_made_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("kernelsight.present.html.page.find_spec", lambda module: None)
+    monkeypatch.setattr("kernelsight.cli.simulate.run", lambda arguments: pytest.fail("it was simulated"))
+    assert main(["simulate", *DEPLOYED, *LOAD, "-o", "page.html"]) == 2
+    assert "an HTML page needs jinja2, which is not installed; run pip install" in capsys.readouterr().err
+
+
+def test_a_summary_answers_to_the_columns_of_its_table(session: ks.Session) -> None:
+    words = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": 2, "num_prompts": 6, "input_len": 64}
+    run = session.simulate(**words, output_len=8)
+    summary = run.summary
+    (row,) = run.table("scenario_summary").to_pylist()
+    flat = row.keys() - summary.keys()
+    assert len(flat) > 30 and {name: summary[name] for name in flat} == {name: row[name] for name in flat}
+    assert summary["ttft_p99_ms"] == summary["ttft_ms"]["p99"] and "ttft_p99_ms" not in json.loads(json.dumps(summary))
+    with pytest.raises(UnknownName, match="unknown figure 'ttft_99_ms'. Did you mean ttft_p9"):
+        summary["ttft_99_ms"]
 
 
 def test_statistics_of_stages_are_drawn() -> None:

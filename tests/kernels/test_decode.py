@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelsight.kernels.decode import COEFFICIENTS, decode_attention, mla_decode
+from kernelsight.kernels.decode import decode_attention, mla_decode
+from kernelsight.kernels.families import FAMILIES as REGISTRY
 
 COLD_BYTES = 1e15
 FAMILIES = {"decode_attention": decode_attention, "mla_decode": mla_decode}
@@ -18,7 +19,7 @@ L40S = {
     "sm_count": 142.0, "clock_per_us": 2520.0, "l2_bytes": 101e6, "l2_partitions": 1.0, "inline_ecc": 1.0,
     "memory_bytes_per_us": 0.864e6, "math_flops_per_us": 362e6, "uncut_flops_per_us": 362e6,
 }  # fmt: skip
-STARTS = {one.name: one.start for one in COEFFICIENTS}
+STARTS = {one.name: one.start for one in REGISTRY["decode_attention"].latency_model.coefficients}
 
 
 def shapes(family: str, rows: int, seed: int) -> dict[str, np.ndarray]:

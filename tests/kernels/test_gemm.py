@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kernelsight.kernels import gemm, streaming
+from kernelsight.kernels.families import FAMILIES
 
 H100 = {
     "sm_count": 132.0,
@@ -29,8 +30,8 @@ COLD = 1e15
 FACTS = Path(gemm.__file__).resolve().parents[1] / "catalog" / "implementations"
 
 
-def starts(coefficients: tuple = gemm.BATCHED_COEFFICIENTS, **changed: float) -> dict[str, float]:
-    return {one.name: one.start for one in coefficients} | changed
+def starts(family: str = "batched_gemm", **changed: float) -> dict[str, float]:
+    return {one.name: one.start for one in FAMILIES[family].latency_model.coefficients} | changed
 
 
 def product(m: Any, n: Any, k: Any, batch: Any = 1.0, weight_bytes: float = 2.0, act_bytes: float = 2.0) -> dict:
@@ -139,7 +140,8 @@ def test_every_coefficient_has_a_finite_slope() -> None:
     products = random_products(9)
     warm = {**products, "working_set_bytes": 2.0 * products["bytes"]}
     call = {name: jnp.asarray(values) for name, values in warm.items()}
-    fitted = {one.name: one.start for one in gemm.BATCHED_COEFFICIENTS if one.owner != "fixed"}
+    declared = FAMILIES["batched_gemm"].latency_model.coefficients
+    fitted = {one.name: one.start for one in declared if one.owner != "fixed"}
     fixed = {"quantizes": 1.0, "least_rows": 0.5}
 
     def logarithm(values: dict, call: dict) -> Any:
@@ -173,7 +175,7 @@ def test_unfitted_coefficients_are_near_measured_products(gpu: str, m: int, n: i
 def test_a_cache_that_holds_the_bytes_quantises_faster_than_dram() -> None:
     rows = 2.0 ** np.arange(0, 17)
     call = {"rows": rows, "bytes": rows * 4096.0 * 3.0, "working_set_bytes": rows * 4096.0 * 3.0}
-    times = streaming.quantize(np, call, H100, starts(streaming.QUANTIZE_COEFFICIENTS))[0]
+    times = streaming.quantize(np, call, H100, starts("quantize"))[0]
     assert (np.diff(times) > 0.0).all()
     assert (times[:8] < 2.0).all()
     # aiconfigurator-core 0.12.0, H100, TensorRT-LLM static quantisation of 2,048 and 32,768 rows of 4,096
@@ -185,7 +187,7 @@ def test_rows_that_were_driven_out_of_the_cache_come_from_dram() -> None:
     moved = 4096.0 * 4096.0
     warm = {"bytes": np.array([moved]), "working_set_bytes": np.array([moved])}
     cold = {**warm, "working_set_bytes": np.array([moved + 4.0 * H100["l2_bytes"]])}
-    at = starts(streaming.COEFFICIENTS)
+    at = starts("norm")
     times = [streaming.streaming(np, call, H100, at)[0].item() for call in (warm, cold)]
     streamed_us = moved / (H100["memory_bytes_per_us"] * at["memory_efficiency"])
     assert times[1] == pytest.approx(at["floor_us"] + streamed_us, rel=1e-6)
@@ -195,5 +197,5 @@ def test_rows_that_were_driven_out_of_the_cache_come_from_dram() -> None:
 def test_narrow_rows_wait_for_their_dispatch() -> None:
     moved = np.array([96.0, 32768.0 * 96.0])
     call = {"rows": np.array([1.0, 32768.0]), "bytes": moved, "working_set_bytes": moved}
-    times = streaming.quantize(np, call, H100, starts(streaming.QUANTIZE_COEFFICIENTS, row_clocks=1.2))[0]
+    times = streaming.quantize(np, call, H100, starts("quantize", row_clocks=1.2))[0]
     assert times[1] - times[0] == pytest.approx(32768.0 * 1.2 / 1830.0, rel=0.02)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kernelsight.kernels import linear
+from kernelsight.kernels.families import FAMILIES
 
 H100 = {"sm_count": 132.0, "clock_per_us": 1830.0, "l2_bytes": 50 * 2.0**20, "memory_bytes_per_us": 3.35e6}
-START = {one.name: one.start for one in linear.COEFFICIENTS}
+START = {one.name: one.start for one in FAMILIES["linear_attention"].latency_model.coefficients}
 COLD = 1e15
 
 

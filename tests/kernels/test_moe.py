@@ -9,6 +9,7 @@ import pytest
 
 from kernelsight.catalog.tables import facts
 from kernelsight.kernels import moe
+from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.hardware import BY_MATH, MATH, hardware_columns
 from kernelsight.serving.costs.knots import edge_knots
 
@@ -48,7 +49,7 @@ def calls(tokens: np.ndarray, layer: tuple[int, ...], element_bytes: float = 2.0
 
 
 def latency(call: dict, gpu: dict, **chosen: float) -> np.ndarray:
-    at = {one.name: one.start for one in moe.COEFFICIENTS} | chosen
+    at = {one.name: one.start for one in FAMILIES["moe"].latency_model.coefficients} | chosen
     return moe.moe(np, moe.view(np, call), gpu, at)[0]
 
 

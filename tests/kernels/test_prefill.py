@@ -7,14 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from kernelsight.kernels.prefill import COEFFICIENTS, attention
+from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.prefill import attention
 
 MATH, UNITS, CLOCK, DRAM, L2 = 989.4e6, 132.0, 1830.0, 3.35e6, 52428800.0
 H100 = {
     "math_flops_per_us": MATH, "sm_count": UNITS, "clock_per_us": CLOCK, "memory_bytes_per_us": DRAM, "l2_bytes": L2,
     "exponentials_per_clock": 16.0, "uncut_flops_per_us": MATH, "uncut_16_bit_flops_per_us": MATH,
 }  # fmt: skip
-START = {one.name: one.start for one in COEFFICIENTS}
+START = {one.name: one.start for one in FAMILIES["prefill_attention"].latency_model.coefficients}
 COLD = 1e15
 
 

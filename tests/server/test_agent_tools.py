@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.asked import refusals
+
 pytest.importorskip("mcp")
 
 from mcp import Client, StdioServerParameters, stdio_client
@@ -273,21 +275,7 @@ def test_the_command_and_its_work_end(tmp_path: Path, way: str) -> None:
 
 @pytest.mark.parametrize(
     "name, given, message",
-    [
-        ("predict", {"model": "qwen3-0.6b", "gpu": "h1000", "context_len": 5}, "unknown GPU 'h1000'"),
-        ("predict", {"model": "qwen3-0.6b", "gpu": "l4"}, "phase decode needs context_len"),
-        ("sql", {"query": "drop table gpus"}, "SELECT"),
-        ("sql", {"query": "select * from read_csv('/etc/passwd')"}, "file"),
-        ("sql", {"query": "copy gpus to '/tmp/gpus.csv'"}, "SELECT"),
-        ("size", {"gpus": ["l4"]}, "slo"),
-        (
-            "size",
-            {"gpus": "l4,h100", "slo": "ttft:1s", "users": "x"},
-            "^argument users of tool size: input should be a",
-        ),
-        ("size", {"gpus": "l4", "slo": "ttft_p99:1s", "model": "qwen3-0.6b"}, "rate"),
-        ("simulate", {"isl": 5}, "^unknown argument 'isl'. It is input_len here.$"),
-    ],
+    refusals("server/test_agent_tools::test_refusals_say_what_to_do"),
 )
 def test_refusals_say_what_to_do(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ToolError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from kernelsight.session import Session, connect
 from kernelsight.sizing.answer import Sizing
 from kernelsight.sizing.question import question_of
 from kernelsight.sizing.size_tables import TABLES
+from tests.asked import refusals
 
 from .conftest import FLAGS, LOAD, SLO
 
@@ -102,18 +104,42 @@ def test_what_makes_an_answer_is_explained() -> None:
     assert "inside size_answers, which gives what is missing: " in opened and "  step_costs, " in opened
     assert "from size_bounds, unsized_deployments" in axes and "from size_costs" in confidences
     assert max(map(len, opened.splitlines())) <= 100
+    inside = opened.partition("inside size_answers: ")[2].partition("inside size_answers, which")[0]
+    for table in (name for name in TABLES if name not in ("size_axes", "size_confidences")):
+        assert f"{table}" in inside, table
+    assert "   2  size_bounds\n" in inside and "from scenarios, size_bounds\n" in inside
+
+
+def test_a_search_computes_what_its_steps_declare(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, set[str]] = {}
+    with connect() as session:
+        node = session.graph.node("size_answers")
+        marked = {step.source.function: set(step.fetches) for step in node.steps}
+        assert len(marked) == len(node.steps) and node.fetches and set(node.fetches) == set().union(*marked.values())
+        compute = Session.compute
+
+        def noted(self: Session, *names: str) -> None:
+            frame = sys._getframe(1)
+            callers = [frame] if frame else []
+            while callers[-1].f_back and callers[-1].f_code.co_name != "size_tables":
+                callers.append(callers[-1].f_back)
+            functions = [caller.f_code.co_name for caller in callers]
+            own = [name for name in names if self.graph.node(name)]
+            if "_compute" not in functions[: len(functions) - 1] and functions[-1] == "size_tables":
+                asked.setdefault(next((one for one in functions if one in marked), ""), set()).update(own)
+            compute(self, *names)
+
+        monkeypatch.setattr(Session, "compute", noted)
+        session.size(rate=200, gpus="h100_sxm", slo=SLO, max_gpus=2, **FLAGS | {"max_num_batched_tokens": None}, **LOAD)
+    assert asked.pop("") <= set(node.fetches)
+    assert {name: tables for name, tables in asked.items() if tables} == {
+        name: tables for name, tables in marked.items() if tables
+    }
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"flags": "qwen3"}, "size_questions has no JSON object in column flags of 'q'; give flags such as"),
-        ({"rate": None}, "says how much is to be served; none is given, give one"),
-        ({"total_gpus": 2}, "--total-gpus asks for the highest rate; remove the rate"),
-        ({"hours": [1.0]}, "hours has 1 values; give what each of the 24 hours asks for"),
-        ({"gpus": []}, "no GPU is given"),
-        ({"flags": object_text(FLAGS | LOAD | {"request_rate": 2})}, "remove request_rate"),
-    ],
+    refusals("sizing/test_nodes::test_a_question_that_cannot_be_answered_is_refused"),
 )
 def test_a_question_that_cannot_be_answered_is_refused(change: dict, words: str) -> None:
     with connect() as session, pytest.raises(InvalidInput, match=words):

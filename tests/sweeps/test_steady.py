@@ -233,6 +233,19 @@ def test_no_rate_is_higher_than_that_of_the_longest_step(asked: dict[str, float]
     assert 40 <= capacity_of(ClosedLoop(None), "s", slo).most <= 1.1 * 46
 
 
+@pytest.mark.parametrize("rate", [5.0, None])
+def test_a_bound_that_is_low_enough_takes_one_closed_loop(rate: float | None) -> None:
+    slo = objectives_of({"tpot_p99_ms": 60.0, "tpot_p50_ms": 30.0})
+    whole = ClosedLoop(rate)
+    most = capacity_of(whole, "s", slo).most
+    for factor in (0.1, 0.3, 0.5, 0.8, 0.9):  # rates that it may serve are never called too high
+        assert capacity_of(ClosedLoop(rate), "s", slo, factor * most).most == pytest.approx(most, rel=0.1)
+    for factor in (4.0, 5.0) if rate else (1.5, 2.5):
+        quick = ClosedLoop(rate)
+        assert most <= capacity_of(quick, "s", slo, factor * most).most <= factor * most
+        assert len(quick.levels) == 2 < len(whole.levels)
+
+
 def test_users_find_a_seat_on_every_rank_and_replica() -> None:
     """16 x 4 x 2 seats; who waits a second longer needs twice what is served in it."""
     trials = ClosedLoop(None)

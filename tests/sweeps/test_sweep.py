@@ -15,7 +15,7 @@ from kernelsight.errors import KernelSightError, UnknownName
 from kernelsight.scenario.objectives import cheapest, parse_slo
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.sweep import pareto_front
-from tests.asked import sweep
+from tests.asked import refusals, sweep
 
 from .conftest import LOAD, SMALL, rows_of, table_bytes
 
@@ -263,17 +263,7 @@ def test_pages_and_files_of_the_command(command: Any, grid: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
-    [
-        (["--workers", "0"], "--workers is 0; give a whole number of at least 1."),
-        (["--partition-requests", "-1"], "--partition-requests is -1; give a whole number of at least 1."),
-        (["--resume"], "--resume needs -o FILE, the file of the interrupted sweep."),
-        (
-            ["--find-rate"],
-            "--find-rate needs --slo, the objectives that the rate must meet, such as --slo ttft_p99:500.",
-        ),
-        (["--at-rate", "3"], "--at-rate needs --find-rate; without it, set request_rate in the grid."),
-        (["--find-rate", "--slo", "ttft_p99:9", "--at-rate", "nan"], "--at-rate is nan; give a finite number above 0."),
-    ],
+    refusals("sweeps/test_sweep::test_refusals_of_the_command"),
 )
 def test_refusals_of_the_command(command: Any, grid: Path, words: list[str], sentence: str):
     assert command("sweep", grid, *words) == (2, "", f"kernelsight: {sentence}\n")

@@ -16,10 +16,8 @@ from kernelsight.errors import InvalidInput, extra_missing, unknown
 from kernelsight.fitting.kernel_sweeps.aiconfigurator_tables import (
     MODULES,
     OPTIONAL,
-    SINGLE,
     SPLIT,
     TABLES,
-    VERIFY,
     Table,
     known_columns,
 )
@@ -148,7 +146,7 @@ def _measured(raw: pl.DataFrame, table: Table, file: SweepFile, source: str, wei
     )
     labels = {"distribution": pl.lit(None, pl.String)} | table.labels
     try:
-        rows = raw.select(
+        rows = raw.with_columns(element_bytes=table.element_bytes).select(
             pl.lit(folder).alias("engine"),
             pl.col("version").replace("unknown", None).fill_null(file.version).alias("engine_version"),
             table.kernel_source.fill_null("unknown").alias("kernel_source"),
@@ -243,8 +241,8 @@ def _not_fitted(gpu: str, family: str) -> list[tuple[str, pl.Expr]]:
         "all_to_all": [("not_default_multiprocessors", name.str.ends_with("sm") & ~name.str.ends_with(DEEPEP_DEFAULT))],
         "mla_prefill": [("absorbed_kernel", name.is_in(ABSORBED))],
         "linear_attention": [
-            ("prompt_kernel_on_single_tokens", name.str.ends_with(SINGLE)),
-            ("speculative_decoding", name.str.ends_with(VERIFY)),
+            ("prompt_kernel_on_single_tokens", name.str.ends_with(":single_tokens")),
+            ("speculative_decoding", name.str.ends_with(":verify")),
         ],
     }
     slow = [("far_below_link", pl.col("gpus") >= FAR_BELOW_LINK[gpu])] if gpu in FAR_BELOW_LINK else []

@@ -9,6 +9,7 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,24 +69,27 @@ class Card(NamedTuple):
     wide: bool = False
 
 
+def check_pages() -> None:
+    """Raise InvalidInput where a package of the extra ``report``, which pages are made with, is not installed."""
+    for module, package in (("jinja2", "jinja2"), ("vl_convert", "vl-convert")):
+        if find_spec(module) is None:
+            raise extra_missing("an HTML page", package, "report")
+
+
 @cache
 def chart_library() -> str:
     """Return Vega-Lite with its dependencies as one script; InvalidInput: the extra ``report`` is not installed."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise extra_missing("report", "vl-convert", "report") from None
+    check_pages()
+    import vl_convert
+
     return script(vl_convert.javascript_bundle(DRAW))
 
 
 @cache
 def _template() -> Template:
-    """Return the Jinja template of a page; InvalidInput: the extra ``report`` is not installed."""
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup
-    except ImportError:
-        raise extra_missing("report", "jinja2", "report") from None
+    """Return the Jinja template of a page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     def shown(value: Any) -> Any:
         return value if isinstance(value, Markup) else visible_lines(str(value))

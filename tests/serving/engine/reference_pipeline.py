@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.serving.engine.reference_scheduler import Work, launches_of, requests_us
+from tests.serving.engine.reference_scheduler import Work, host_for, launches_of, requests_us
 
 
 class Parts(NamedTuple):
@@ -84,7 +84,7 @@ class Pipeline:
 
     def send(self, work: Work, now: float, running: int) -> Passage:
         """Send a batch that is formed now through the stages; ``running``: requests that run, in it or in another."""
-        host = self.host
+        host = host_for(work, self.host)
         own_us = host.base_us + host.per_token_us * work.tokens
         own_us += host.per_request_us * (len(work.chunks) + len(work.contexts))
         launches_us = launches_of(work, host)

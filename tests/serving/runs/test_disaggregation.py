@@ -17,12 +17,16 @@ from kernelsight.serving.engine.served import ServedScenario, Uses
 from tests.conftest import random_worlds
 from tests.serving.engine.near import near
 from tests.serving.engine.reference_costs import PARTS, PHASES, Costs
+from tests.serving.engine.reference_pipeline import Parts, Pipeline
+from tests.serving.engine.reference_ranks import RankEngine, ranks_of
 from tests.serving.engine.reference_scenario import Prefills, serve_scenario
-from tests.serving.engine.reference_scheduler import Run
+from tests.serving.engine.reference_scheduler import Run, Work
 from tests.serving.engine.test_loop_against_reference import STATUS
 from tests.serving.engine.test_prefix_worlds import shared_world
+from tests.serving.engine.test_ranks import with_experts
 from tests.serving.engine.worlds import (
     World,
+    adapters_drawn,
     capacities,
     constant_world,
     draw_surface,
@@ -37,6 +41,10 @@ from tests.serving.engine.worlds import (
 PREFILL_ENGINE, DECODE_ENGINE = 0, 1
 
 
+def no_parts(work: Work) -> Parts:
+    return Parts(0.0, 0.0, 0.0)
+
+
 class Halves(NamedTuple):
     """A world of engines that prefill, one of engines that decode (its load is not read), and what is between them."""
 
@@ -45,12 +53,13 @@ class Halves(NamedTuple):
     transfer: inputs.Transfer
     routing: inputs.Routing = inputs.Routing()
     engines: tuple[int, int] = (1, 1)
+    ranks: int = 1  # decode engines that step together
 
 
 def serve(halves: Halves) -> ServedScenario:
     pools = [
-        replica.Pool(world.limits, world.host, packed_costs.pack(world.surface), engines)
-        for world, engines in zip(halves[:2], halves.engines, strict=True)
+        replica.Pool(world.limits, world.host, packed_costs.pack(world.surface), engines, ranks=ranks)
+        for world, engines, ranks in zip(halves[:2], halves.engines, (1, halves.ranks), strict=True)
     ]
     load, transfer = halves.prefill.load, halves.transfer
     return in_time(lambda: replica.serve_scenario(load, pools, halves.routing, transfer=transfer, keep_steps=True))
@@ -163,6 +172,17 @@ def test_decode_engines_take_turns_or_the_least_loaded_is_taken() -> None:
     assert serve(halves).out.replica.tolist() == [1, 2, 2, 1]
 
 
+def test_ranks_that_decode_wait_for_adapters() -> None:
+    # prompts end at 100 and go to one rank each, idle until then; the first loads an adapter, and the second waits too
+    world = constant_world([(0, 4, 3), (0, 4, 3)])
+    world = world._replace(load=world.load._replace(adapter=np.array([0, -1])))
+    halves = halves_of(world, inputs.Transfer(0.0), (1, 2), max_loras=1, adapter_places=1, adapter_load_us=30.0)
+    decode = with_experts(halves.decode, np.zeros(65))
+    served = serve(halves._replace(decode=decode, ranks=2))
+    assert served.out.finish_us.tolist() == [330, 330]
+    assert [totals.idle_us for totals in served.totals[1:]] == [130, 130]
+
+
 # ---------------------------------------------------------------- random worlds
 
 
@@ -175,6 +195,8 @@ def disaggregated(draw: st.DrawFn) -> Halves:
     limits = limits._replace(**(draw(policies_drawn(limits.max_num_batched_tokens)) if draw(st.booleans()) else {}))
     requests = list(zip(load.arrival_us, load.prompt_tokens.tolist(), load.output_tokens.tolist(), strict=True))
     limits = replica.decode_limits(limits)._replace(capacity_units=draw(capacities(limits, requests)))
+    if load.adapter.size and draw(st.booleans()):
+        limits = limits._replace(**draw(adapters_drawn()))
     dice = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     surface = draw_surface(dice, limits, whole=True, constant=True)
     token_us = 50.0 + np.cumsum(dice.integers(0, draw(st.sampled_from([1, 9, 60])), surface.token_us.size))
@@ -187,7 +209,11 @@ def disaggregated(draw: st.DrawFn) -> Halves:
         *(draw(st.sampled_from([0.0, 11.0])), draw(st.sampled_from([0.0, 5.0, 500.0]))),
     )
     decode = World(limits, draw(hosts_drawn(whole=True)), surface, load)
-    return Halves(fleet.world, decode, transfer, fleet.routing, (fleet.engines, draw(st.integers(1, 3))))
+    ranks = draw(st.sampled_from([1, 1, 2]))
+    if ranks > 1:
+        decode = with_experts(decode, np.arange(float(token_us.size)))
+    engines = fleet.engines, ranks * draw(st.integers(1, 3))
+    return Halves(fleet.world, decode, transfer, fleet.routing, engines, ranks)
 
 
 @random_worlds(600)
@@ -200,7 +226,8 @@ def test_disaggregated_fleets_agree_with_reference(halves: Halves) -> None:
     prices = [Costs(world.surface, world.limits.window_tokens) for world in (front, back)]
     prefills = Prefills(front.limits, front.host, prices[0].gpu_time, halves.engines[0], halves.transfer)
     told = (front.load, back.limits, back.host, prices[1].gpu_time, halves.routing, halves.engines[1], prefills)
-    runs, replicas = serve_scenario(requests, *told)
+    made = rank_engines(back, halves.ranks, halves.engines[1]) if halves.ranks > 1 else None
+    runs, replicas = serve_scenario(requests, *told, made=made)
     out = served.out
     assert out.status.tolist() == [(STATUS | {"earlier_turn": records.EARLIER_TURN})[r.status] for r in requests]
     assert out.replica.tolist() == replicas
@@ -225,6 +252,12 @@ def test_disaggregated_fleets_agree_with_reference(halves: Halves) -> None:
     for pool, uses in enumerate(served.uses):
         own = runs[: halves.engines[0]] if pool == 0 else runs[halves.engines[0] :]
         check_uses(prices[pool], uses, own)
+
+
+def rank_engines(world: World, ranks: int, engines: int) -> list[RankEngine]:
+    pipelines = [Pipeline((1,), world.host, Costs(world.surface, 0).gpu_time, no_parts) for _ in range(engines)]
+    start = float(world.load.arrival_us[0])
+    return ranks_of(world.limits, pipelines, world.surface, world.load.hash_tokens, start, ranks)[0]
 
 
 def check_uses(costs: Costs, uses: Uses, runs: list[Run]) -> None:
