@@ -45,7 +45,7 @@ needs as (
     deployment_id,
     [
       case when formats.expert_format = 'fp8_block' and (
-        select bool_or(intermediate * deployments.ep % (128 * deployments.tp * deployments.dp) <> 0) from model_layers as layers
+        select bool_or(intermediate * deployments.ep % (coalesce(models.weight_block, 128) * deployments.tp * deployments.dp) <> 0) from model_layers as layers
         where layers.model = models.model and layers.ffn = 'moe') then 'cut_blocks' end,
       case when exists (select 1 from model_layers as layers where layers.model = models.model and layers.attention = 'selected')
         then 'selected_blocks' end,
