@@ -106,4 +106,5 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int,
         overhead["per_prompt_token_us"] / overhead["front_ends"],
         overhead["launch_gap_us"] * of_adapters, launch_us * (of_adapters + overhead["adapter_launches"]),
         overhead["per_captured_launch_us"] * of_adapters,
+        0.0 if deployment["async_scheduling"] else launch_us * overhead["draft_launches"],
     )  # fmt: skip

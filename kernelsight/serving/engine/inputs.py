@@ -35,6 +35,7 @@ class Host(NamedTuple):
     adapter_gap_us: float = 0.0
     adapter_eager_us: float = 0.0
     adapter_captured_us: float = 0.0
+    drafts_us: float = 0.0
 
     def without_adapters(self) -> Host:
         """Return the overhead of steps that launch no kernels of adapters."""

@@ -180,9 +180,10 @@ def pass_stages(
 ) -> tuple:
     """Return (start, end, exposed host time) of a batch that is formed now; a stage is busy until the batch leaves it.
 
-    The host prepares batches in turn. The first stage computes the embedding, the last one logits and drafts, all but
-    the first wait for a transfer; layers, launches and gaps between kernels are split by each stage's share of layers.
-    Where every stage has a scheduler of its own (TensorRT-LLM), it looks at all running requests before its part.
+    The host prepares batches in turn, and launches drafts pass by pass, which the GPU waits for where they take longer.
+    The first stage computes the embedding, the last one logits and drafts, all but the first wait for a transfer;
+    layers, launches and gaps between kernels are split by each stage's share of layers. Where every stage has a
+    scheduler of its own (TensorRT-LLM), it looks at all running requests before its part.
     """
     engine, limits, host, stages = core.engine, core.limits, core.host, core.stages
     values, layout = costs.values, costs.layout
@@ -210,6 +211,7 @@ def pass_stages(
             moment = max(moment, stage.free_us)
         if s == last:
             own_us += logits_us + drafts_us
+            exposed_here_us += max(0.0, host.drafts_us - drafts_us) if drafts_us > 0.0 else 0.0
         exposed_here_us += host.gap_us * stage.share + max(0.0, hidden_here_us - own_us)
         if last > 0:
             exposed_here_us += host.per_active_us * engine.running

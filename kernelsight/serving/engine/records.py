@@ -68,6 +68,7 @@ HOST = record(
     adapter_gap_us=_REAL,  # parts of exposed_us, eager_launches_us and captured_launches_us that adapters add
     adapter_eager_us=_REAL,
     adapter_captured_us=_REAL,
+    drafts_us=_REAL,  # launches of the draft model's passes, which begin once the tokens of the step are known
 )
 
 # offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the

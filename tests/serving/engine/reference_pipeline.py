@@ -31,6 +31,7 @@ class Parts(NamedTuple):
     embedding_us: float
     transfer_us: float
     logits_us: float
+    drafts_us: float = 0.0  # part of the logits' time here
 
 
 class Passage(NamedTuple):
@@ -101,6 +102,9 @@ class Pipeline:
             beside_us = launches_us * share + (own_us if host.overlapped and s == 0 else 0.0)
             exposed_us = host.gap_us * share + max(beside_us - gpu_us, 0.0) + (ready - start if s == 0 else 0.0)
             exposed_us += host.per_active_us * running if len(self.shares) > 1 else 0.0
+            drafts_us = self.parts(work).drafts_us
+            if drafts_us and s == len(self.shares) - 1:  # the GPU waits for launches that take longer
+                exposed_us += max(host.drafts_us - drafts_us, 0.0)
             host_us += exposed_us
             moment += exposed_us + gpu_us
             self.left_us[s] = moment
