@@ -55,6 +55,8 @@ def test_every_tool_is_listed_as_read_only_with_its_flags() -> None:
     assert fields["max_num_seqs"]["type"] == "integer" and listed["size"].input_schema["properties"][
         "max_num_seqs"
     ] == {"type": "integer"}
+    assert "gpu" not in listed["size"].input_schema["properties"]
+    assert listed["predict"].input_schema["properties"]["tensor_parallel_size"]["description"]
     assert set(listed["size"].input_schema["required"]) == {"gpus", "slo"}
     assert sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in listed.values()) < 20_000
     others = {row["option"] for offset in (0, TOOL.rows) for row in call("options", offset=offset)["rows"]}

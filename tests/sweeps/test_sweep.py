@@ -214,6 +214,9 @@ def test_each_load_has_a_front_of_its_own(session: Session):
     [
         ("ttft:5", "unknown metric of --slo 'ttft'. Did you mean ttft_"),
         ("ttft_p99:fast", "--slo 'ttft_p99:fast' has no positive number; give ttft_p99:MS, or ttft_p99:2s."),
+        ("ttft_p99=2s", "--slo 'ttft_p99=2s' has no colon; write ttft_p99:2s."),
+        ("ttft_p99:1", "--slo 'ttft_p99:1' is 1 ms; give ttft_p99:1s for seconds, or ttft_p99:1ms if it is meant."),
+        ("ttft_99:200", "unknown metric of --slo 'ttft_99'. Did you mean ttft_p99? Give METRIC_STATISTIC"),
         ("ttft_p99:-1", "--slo 'ttft_p99:-1' has no positive number; give ttft_p99:MS, or ttft_p99:2s."),
         ("tpot_p50:9", "--slo has tpot_p50 twice; give it once."),
     ],
