@@ -87,7 +87,7 @@ def arrows() -> dict[str, dict[str, int]]:
 BUDGET = {
     "kernelsight/*.py": 79_260,  # 66,000
     "tests/*.py": 52_712,  # 40,000
-    "docs/*.md": 5_498,  # 7,500
+    "docs/*.md": 5_496,  # 7,500
     "schemas/*.json": 150,  # 150 that users read
 }
 # code does not hide there: printed beside
