@@ -91,7 +91,7 @@ class Run:
         return self._session.table(name)
 
     def advice(self) -> pa.Table:
-        """Return changes of one setting that help (``setting_advice``), each simulated, the best first.
+        """Return changes of one setting that help (``setting_advice``), each simulated, those on no more GPUs first.
 
         InvalidInput: a scenario of a sweep, or a saved run, whose flags are not known.
 
