@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.errors import InvalidInput, UnknownName, unknown
+from kernelsight.errors import InvalidInput, UnknownName, speaks_flags, unknown
 from kernelsight.scenario.flag import LONGEST_LOAD_S
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import (
@@ -253,7 +253,8 @@ def resolve_gpu(session: Session, name: str) -> str:
     """Return the name of a GPU in the session's tables; UnknownName with the nearest names."""
     from kernelsight.catalog.gpu_names import gpu_named
 
-    return gpu_named(name, session.table("gpus")["gpu"].to_pylist(), "Define other GPUs with --gpus FILE.")
+    advice = "Define other GPUs with --gpus FILE." if speaks_flags() else "The table gpus has them."
+    return gpu_named(name, session.table("gpus")["gpu"].to_pylist(), advice)
 
 
 def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:

@@ -317,11 +317,16 @@ class WhatIf:
     ) -> altair.Chart:
         """Return a point for each scenario, of columns of ``summary``, as a Vega-Lite chart (the extra ``report``).
 
-        ``color``: a column whose values have colours and lines of their own. UnknownName: ``summary`` lacks a column.
+        ``color``: a column whose values have colours. Points that differ in ``x`` alone are joined to a line, dashed by
+        another flag that varies. UnknownName: ``summary`` lacks a column.
         """
         from kernelsight.present.figures.charts import points_of
 
-        return points_of(self._summary.to_pylist(), self._summary.column_names, x, y, color)
+        columns = self._summary.column_names
+        results = {*self._session.graph.known("scenario_summary").column_names, "grid_row"}
+        return points_of(
+            self._summary.to_pylist(), columns, [name for name in columns if name not in results], x, y, color
+        )
 
     def page(self, slo: Collection[str] = ()) -> Page:
         """Return what ``sweep`` shows, for terminal, HTML and JSON; ``slo``: columns of the objectives."""

@@ -13,6 +13,7 @@ from kernelsight.session import Session, connect
 from kernelsight.sizing.answer import Sizing
 from kernelsight.sizing.question import question_of
 from kernelsight.sizing.size_tables import TABLES
+from tests.asked import refusals
 
 from .conftest import FLAGS, LOAD, SLO
 
@@ -138,14 +139,7 @@ def test_a_search_computes_what_its_steps_declare(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"flags": "qwen3"}, "size_questions has no JSON object in column flags of 'q'; give flags such as"),
-        ({"rate": None}, "says how much is to be served; none is given, give one"),
-        ({"total_gpus": 2}, "--total-gpus asks for the highest rate; remove the rate"),
-        ({"hours": [1.0]}, "hours has 1 values; give what each of the 24 hours asks for"),
-        ({"gpus": []}, "no GPU is given"),
-        ({"flags": object_text(FLAGS | LOAD | {"request_rate": 2})}, "remove request_rate"),
-    ],
+    refusals("sizing/test_nodes::test_a_question_that_cannot_be_answered_is_refused"),
 )
 def test_a_question_that_cannot_be_answered_is_refused(change: dict, words: str) -> None:
     with connect() as session, pytest.raises(InvalidInput, match=words):

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from kernelsight.catalog.tables import facts
-from kernelsight.fitting.kernel_sweeps.bounds import BYTES, impossible, least_flops, peak_flops_per_us
+from kernelsight.fitting.kernel_sweeps.bounds import impossible, least_work, peak_flops_per_us
 from kernelsight.fitting.kernel_sweeps.points import first_reason
 
 H100 = next(row for row in facts("gpus").to_pylist() if row["gpu"] == "h100_sxm")
@@ -45,12 +45,12 @@ EXPERTS |= {"distribution": "balanced"}
 )
 def test_work(family: str, row: dict[str, object], flops: float) -> None:
     rows = pl.DataFrame([row])
-    assert rows.select(least_flops(family, rows)).item() == flops
+    assert rows.select(least_work("flops", family, rows)).item() == flops
 
 
 def test_the_cache_is_read_in_its_own_format() -> None:
     row = pl.DataFrame([ATTENTION | {"context": 7, "window": 0, "format": "fp8"}])
-    assert row.select(BYTES["decode_attention"]).item() == 2 * 2 * 8 * 2 * 64
+    assert row.select(least_work("bytes", "decode_attention", row)).item() == 2 * 2 * 8 * 2 * 64
 
 
 @pytest.mark.parametrize(
