@@ -163,7 +163,7 @@ def test_changes_of_a_question_are_answered_beside_it(answered: Session) -> None
     assert found.what_if[0]["answer"] == answered.size(rate=1000, **asked).answer
     rows = found.sql("select question_id, gpus from sized_deployments where place = 1 order by gpus").fetchall()
     assert len(rows) == 3 and found.table("size_answers").num_rows == 3
-    changes = ["kv_cache_dtype=fp8", "ttft_p95:1", "max_num_batched_tokens=none,traffic=2"]
+    changes = ["kv_cache_dtype=fp8", "ttft_p95:1ms", "max_num_batched_tokens=none,traffic=2"]
     changes += ["max_num_seqs=none", "model=qwen9"]
     narrow, strict, wide, none, unknown = answered.size(rate=500, what_if=changes, **asked).what_if
     assert unknown["rows"] == [] and unknown["answer"].startswith("unknown model 'qwen9'")
