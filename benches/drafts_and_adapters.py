@@ -2,7 +2,8 @@
 
 Reads ``benches/evaluation/runs/drafts_and_adapters.csv``: one row a run, with its settings, what is assumed of them,
 and its source. A stated acceptance length L of d passes becomes the constant rate p of 1 + p + … + p^d = L; nothing is
-fitted, and no constant was chosen by these runs. Prints the table as Markdown, and what drafts gain by batch.
+fitted to these runs. Prints the table as Markdown, and what drafts gain by batch; which runs are no blind test is said
+in ``benches/evaluation/lab/drafts_and_adapters.md``.
 """
 
 from __future__ import annotations

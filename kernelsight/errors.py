@@ -94,10 +94,10 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
-    """Return the known names most similar to ``name``, best first; similar names that begin with it come first.
+    """Return the known names most similar to ``name``, best first; first those that begin or end with it.
 
-    >>> nearest("h100", ["mi100", "h100_sxm", "gh200"])
-    ['h100_sxm', 'mi100', 'gh200']
+    >>> nearest("h100", ["mi100", "h100_sxm", "gh200"]), nearest("rate", ["trace", "request_rate"])
+    (['h100_sxm', 'mi100', 'gh200'], ['request_rate', 'trace'])
     """
     import difflib
 
@@ -106,7 +106,8 @@ def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
     close = [by_lowercase[n] for n in difflib.get_close_matches(name.lower(), by_lowercase, n=limit, cutoff=0.5)]
     containing = [n for n in names if name and (name.lower() in n.lower() or n.lower() in name.lower())]
     beginning = [n for n in close if n.lower().startswith(name.lower())]
-    return list(dict.fromkeys(beginning + close + containing))[:limit]
+    ending = [n for n in containing if n.lower().endswith(f"_{name.lower()}")]
+    return list(dict.fromkeys(beginning + ending + close + containing))[:limit]
 
 
 def fields_found(names: Collection[str], known: Iterable[str]) -> str:

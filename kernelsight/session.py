@@ -281,17 +281,25 @@ class Session(dataflow.Session):
         return Sizing.of(self, flags, report=report, **given, **question)
 
     @takes_flags(*UPGRADED, question="upgrade_questions")
-    def upgrade(self, *, engine_from: str | None = None, engine_to: str | None = None, **flags: Any) -> Upgrade:
-        """Compare a deployment and its load in two versions of an engine, or in two engines, on the same requests.
+    def upgrade(
+        self,
+        *,
+        engine_from: str | None = None,
+        engine_to: str | None = None,
+        launch_to: str | None = None,
+        **flags: Any,
+    ) -> Upgrade:
+        """Compare a deployment and its load in two versions of an engine, two engines or two launch lines.
 
         ``engine_from``, ``engine_to``: engine and version, such as ``"vllm:0.24"`` (default: that of the flags or their
-        launch line, and the newest one of the sweeps); ``flags`` as to ``simulate``.
+        launch line, and the newest one of the sweeps); ``launch_to``: the launch line after, ``launch`` being the one
+        before; ``flags`` as to ``simulate``. Both sides serve the same requests.
         InvalidInput: flags that do not go together, or a deployment that cannot run in one of the two.
         """
         from kernelsight.upgrades.answer import Upgrade
         from kernelsight.upgrades.question import Question
 
-        return Upgrade(self.fork(), Question.of(flags, engine_from, engine_to))
+        return Upgrade(self.fork(), Question.of(flags, engine_from, engine_to, launch_to))
 
     @takes_flags(*SCENARIO, question="comparisons")
     def compare(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from kernelsight import errors
 from kernelsight.scenario import plan
 from kernelsight.session import Session, connect
 from kernelsight.sweeps import sweep as sweeps
@@ -37,3 +41,21 @@ def summaries(session: Session, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     found = session.what_if(list(rows))
     by_id = {row["scenario_id"]: row for row in found.summary.to_pylist()}
     return [by_id[row["scenario_id"]] for row in found._plan.scenarios]
+
+
+def refusals(test: str) -> list[Any]:
+    """Return the rows of a test in ``refusals.json``: what is asked, and the sentence or reason that refuses it.
+
+    A cell that is the name of an error stands for its class.
+    """
+    return [
+        [getattr(errors, cell, cell) if isinstance(cell, str) and cell[:1].isupper() else cell for cell in row]
+        if isinstance(row, list)
+        else row
+        for row in _refusals()[test]
+    ]
+
+
+@cache
+def _refusals() -> dict[str, list[Any]]:
+    return json.loads((Path(__file__).parent / "refusals.json").read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ import pytest
 from kernelsight import launch_command
 from kernelsight.errors import InvalidInput, UnknownName
 from kernelsight.session import Session, connect
+from tests.asked import refusals
 
 STEP = {"model": "qwen3-0.6b", "gpu": "l4", "context_len": 100}
 LOAD = {"max_concurrency": 4, "num_prompts": 8, "input_len": 64, "output_len": 8}
@@ -28,13 +29,7 @@ def test_a_list_is_no_value_of_one_scenario(session: Session, name: str, value: 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [
-        ({"phase": "decoding"}, "phase is 'decoding'; give one of prefill, decode, mixed"),
-        ({"batch_size": "4"}, "batch_size is '4'; give a whole number of at least 1"),
-        ({"batch_size": 2.5}, "batch_size is 2.5; give a whole number"),
-        ({"context_len": -1}, "context_len is -1; give a whole number of at least 0"),
-        ({"context_len": 50_000}, "a sequence of 50,001 tokens, more than max_model_len 40,960"),
-    ],
+    refusals("test_notebook::test_a_step_of_a_wrong_kind_or_size"),
 )
 def test_a_step_of_a_wrong_kind_or_size(session: Session, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
@@ -64,18 +59,7 @@ def test_objectives_are_a_mapping_or_the_words_of_the_command_line(session: Sess
 
 @pytest.mark.parametrize(
     ("verb", "wrong", "said"),
-    [
-        ("sweep", {"workers": 0}, "workers is 0; give a whole number"),
-        ("sweep", {"executor": "dask"}, "executor is 'dask'; give one of local, ray"),
-        ("sweep", {"resume": True}, "resume needs the folder"),
-        ("sweep", {"goodput": 5}, "goodput is 5; give a mapping"),
-        ("compare", {"fit": "all"}, "fit is 'all'; give one of none, host, parts"),
-        ("compare", {"suspects": True}, "suspects is True; give one of all, none"),
-        ("compare", {"hold_out": "x"}, "hold_out is 'x'; give a number above 0 and below 1"),
-        ("compare", {"stated": "--request-rate 4"}, "stated is '--request-rate 4'; give a mapping"),
-        ("compare", {"deployment": "qwen3-8b"}, "deployment is 'qwen3-8b'; give a mapping"),
-        ("size", {"search": ["quantization"]}, r"search is \['quantization'\]; give a mapping"),
-    ],
+    refusals("test_notebook::test_arguments_of_a_wrong_kind"),
 )
 def test_arguments_of_a_wrong_kind(session: Session, verb: str, wrong: dict[str, Any], said: str) -> None:
     given = {

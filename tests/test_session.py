@@ -18,6 +18,7 @@ from kernelsight.dataflow.graph import Graph
 from kernelsight.errors import ContractBroken, InvalidInput, MissingTable, RunFailed, UnknownName
 from kernelsight.kernels.families import LOWERED
 from kernelsight.session import Session, connect
+from tests.asked import refusals
 
 FLOWS = Path(__file__).parent / "dataflow" / "flows"
 ITEMS = pa.table({"item": ["tea", "cake"], "price": [2.0, 5.0]})
@@ -185,24 +186,7 @@ def test_a_reference_is_refused_when_given_and_when_the_other_table_changes(sess
 
 @pytest.mark.parametrize(
     ("query", "kind", "words"),
-    [
-        ("select * from item_total", UnknownName, "unknown table 'item_total'. Did you mean item_totals"),
-        (
-            "select price, colour from items",
-            InvalidInput,
-            'the query cannot be run: Binder Error: Referenced column "col',
-        ),
-        ("selct 1", InvalidInput, 'the query cannot be read: Parser Error: syntax error at or near "selct"'),
-        (
-            "create table x as select 1",
-            InvalidInput,
-            "expected one query, such as a SELECT, but got: create.",
-        ),
-        ("select 1; select 2", InvalidInput, "but got: select; select."),
-        ("", InvalidInput, "but got: nothing."),
-        ("select * from forecast", MissingTable, "missing input table 'weather' (needed by 'forecast')"),
-        ("select item::int from items", InvalidInput, "the query cannot be run: Conversion Error"),
-    ],
+    refusals("test_session::test_a_fault_of_the_users_query_is_one_sentence"),
 )
 def test_a_fault_of_the_users_query_is_one_sentence(session: Session, query: str, kind: type, words: str) -> None:
     with pytest.raises(kind) as refusal:

@@ -25,8 +25,10 @@ from kernelsight.present.output import NORMAL, QUIET, VERBOSE, is_verbose, print
 KNOWN_AS = {"whatif": "sweep", "capacity": "size, or sweep --find-rate"}
 # flags of other verbs and tools: what they are called here
 SAME_FLAG = {
-    **{"--users": ["--max-concurrency"], "--concurrency": ["--max-concurrency", "--users"]},
-    **{"--rate": ["--request-rate"], "--request-rate": ["--rate"], "--qps": ["--request-rate", "--rate"]},
+    **{"--users": ("--max-concurrency",), "--concurrency": ("--max-concurrency", "--users")},
+    **{"--rate": ("--request-rate",), "--request-rate": ("--rate",), "--qps": ("--request-rate", "--rate")},
+    **dict.fromkeys(("--goodput", "--ttft", "--tpot", "--itl", "--e2e"), ("--slo", "--goodput")),
+    **dict.fromkeys(("--num-gpus", "--gpu-count"), ("--total-gpus", "--tensor-parallel-size")),
 }
 
 

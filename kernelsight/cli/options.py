@@ -46,17 +46,18 @@ def deployment_flags(arguments: Any) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
-def launch_line(arguments: Any, flags_beside: Mapping[str, Any]) -> LaunchLine | None:
-    """Return the launch line of --launch, or None; notes after the answer list how its words were read.
+def launch_line(arguments: Any, flags_beside: Mapping[str, Any], name: str = "launch") -> LaunchLine | None:
+    """Return the launch line of an option, or None; notes after the answer list how its words were read.
 
-    ``flags_beside``: explicit flags, which override the line.
+    ``flags_beside``: explicit flags, which override the line; ``name``: of the option.
     """
-    if getattr(arguments, "launch", None) is None:
+    text = getattr(arguments, name, None)
+    if text is None:
         return None
     from kernelsight.present.output import is_verbose, note_afterwards
     from kernelsight.scenario.launch.deployments import read_launch_line
 
-    line = read_launch_line(arguments.launch, bool(arguments.read_launch_files)).overridden_by(flags_beside)
+    line = read_launch_line(text, bool(arguments.read_launch_files)).overridden_by(flags_beside)
     note_afterwards(line.notes() if is_verbose() else line.short_notes())
     return line
 

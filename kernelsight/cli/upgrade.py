@@ -6,6 +6,7 @@ from typing import Any
 
 from kernelsight.cli.command_line import asked
 from kernelsight.cli.options import deployment_flags, launch_line, open_session
+from kernelsight.errors import LimitPassed
 from kernelsight.present.output import PAGE_ENDINGS, as_csv, check_ending, write_table
 from kernelsight.present.show import HTML, show
 from kernelsight.scenario.flags import LOAD_FLAGS
@@ -18,7 +19,7 @@ def run(arguments: Any) -> None:
     limits = read_limits(arguments.fail_if)
     flags = deployment_flags(arguments)
     flags |= {name: value for name in LOAD_FLAGS if (value := getattr(arguments, name, None)) is not None}
-    line = launch_line(arguments, flags)
+    lines = [launch_line(arguments, flags, name) for name in ("launch", "launch_to")]
     with open_session(arguments) as session:
         found = session.upgrade(**asked(arguments, "upgrade_questions"), **flags)
         if target and target.suffix == ".duckdb":
@@ -27,5 +28,6 @@ def run(arguments: Any) -> None:
             write_table(found.table("upgrade_metrics"), target)
     metrics = [{"metric": name, **row} for name, row in found.metrics.items()]
     columns = list(metrics[0])
-    show(found.page, arguments.format, target, lambda: as_csv(metrics, columns), line)
-    found.check(limits)
+    show(lambda: found.page(limits), arguments.format, target, lambda: as_csv(metrics, columns), lines[0])
+    if failed := found.passed(limits):
+        raise LimitPassed(f"{'; '.join(failed)}.")

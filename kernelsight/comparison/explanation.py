@@ -23,7 +23,7 @@ from kernelsight.comparison.factors import (
 )
 from kernelsight.comparison.likelihood import StepLikelihoods
 from kernelsight.comparison.log_replayer import LogReplayer, Sample
-from kernelsight.comparison.observed_limits import is_limited
+from kernelsight.comparison.observed_limits import is_limited, seats_to_confirm
 from kernelsight.comparison.observed_steps import ObservedSteps, observed_steps_of, typical_context
 from kernelsight.comparison.replay import KERNELS, REPLAYED_PARTS, Replayed, Variant
 from kernelsight.comparison.replayed_log import base_of, explained_table, joined
@@ -144,6 +144,7 @@ def explained(log: ComparedLog, base: Replayed, session: Session, is_explained: 
     observed_steps = _observed_steps(log)
     steps = StepLikelihoods(session, observed_steps, prior) if observed_steps.shapes else None
     settings = alternatives(log.settings, question.flags) if question.suspects == "all" else []
+    settings += [(f"max_num_seqs={seats}", {"max_num_seqs": seats}) for seats in seats_to_confirm(log, base)]
     as_stated = sample.serve([Variant(question.flags)])[0]
     likelihoods_of = steps.of_deployments if steps else None
     state, ranked = explain(

@@ -18,6 +18,8 @@ from kernelsight.scenario.scenario_rows import normalise, prefill_flags
 LEAST_SHARE = 0.15
 # requests wait for a limit if TTFT is longer than expected by this factor, and by these ms
 LEAST_TIMES, LEAST_WAIT_MS = 2.0, 50.0
+# fewer waiting requests do not determine the seats that they wait for
+LEAST_WAITING = 20
 
 
 def levels(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -90,6 +92,25 @@ def seats_seen(measured: Measured, expected_ms: np.ndarray) -> int | None:
     )
 
 
+def seats_while_waiting(measured: Measured, expected_ms: np.ndarray) -> int | None:
+    """Return the median number of requests in a seat while another waits for its first token; None: too few wait.
+
+    ``expected_ms``: TTFT of each request without such a wait, NaN for none. Noise of times moves it little, unlike
+    ``seats_seen``, but an engine without a limit has such a median too: a replay has to confirm it.
+    """
+    first_s, last_s = measured.sent_s + measured.ttft_ms / 1e3, measured.last_s
+    with np.errstate(invalid="ignore"):
+        waits = measured.ok & (measured.ttft_ms > LEAST_TIMES * expected_ms + LEAST_WAIT_MS)
+    seated = measured.ok & np.isfinite(first_s) & np.isfinite(last_s)
+    if waits.sum() < LEAST_WAITING:
+        return None
+    # a request has its seat from when it is computed, which takes as long as that of one that does not wait
+    begin_s = first_s - np.minimum(measured.ttft_ms, np.nanquantile(expected_ms, 0.25)) / 1e3
+    middle_s = (measured.sent_s + begin_s)[waits] / 2.0
+    began, ended = (np.searchsorted(np.sort(moments[seated]), middle_s) for moments in (begin_s, last_s))
+    return int(np.median(began - ended))
+
+
 # smallest share of prompt tokens that a replay has to find cached before a log without hits means a disabled cache
 LEAST_CACHED = 0.03
 # every usual budget, tokens a step
@@ -111,6 +132,17 @@ def seats_limit(log: ComparedLog, base: Replayed) -> int | None:
     expected = np.where(log.measured.ok, base.ttft_ms, np.nan)
     seats = seats_seen(log.measured, expected) if log.enough else None
     return max(round(seats / engines), 1) if seats and seats < log.settings["max_num_seqs"] * engines else None
+
+
+def seats_to_confirm(log: ComparedLog, base: Replayed) -> list[int]:
+    """Return values of max_num_seqs, smaller than stated, that waits or metrics of the server suggest for replays."""
+    engines = log.settings["dp"] * log.settings["replicas"]
+    suggested = {seats_while_waiting(log.measured, np.where(log.measured.ok, base.ttft_ms, np.nan))}
+    windows = log.tables["production_windows"].select(["running", "waiting"]).to_pylist()
+    if any(row["waiting"] for row in windows):
+        suggested.add(round(max(row["running"] or 0.0 for row in windows)))
+    each = {max(round(seats / engines), 1) for seats in suggested if seats}
+    return sorted(seats for seats in each if seats < log.settings["max_num_seqs"])
 
 
 def is_limited(log: ComparedLog, base: Replayed) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ def _rows_lost(row: Mapping[str, Any]) -> str:
 
 # deviations below this share of E2E are agreement: repeats of one run differ by 2 to 5 % in TTFT
 AGREES = 0.02
+# a percentile with this many requests beyond it is named first if it is missed by this factor more than the mean
+LEAST_BEYOND, OTHER_TAIL = 5, 1.5
 WORDS = {
     "gpu": "all kernels",
     "front_end": "the front end",
@@ -113,7 +116,10 @@ def _power_clause(power: Mapping[str, Any] | None) -> str:
 
 
 def _miss_sentence(summary: Mapping[str, Any], no_search_reason: str | None) -> str:
-    """Return the sentence on measured and predicted mean E2E (else TPOT, else TTFT) and the causes of the miss."""
+    """Return the sentence on measured and predicted mean E2E (else TPOT, else TTFT) and the causes of the miss.
+
+    It begins with the percentile that is missed most, where that is missed by far more than the mean.
+    """
     name = next((name for name in ("E2E", "TPOT", "TTFT") if summary[f"{name.lower()}_ms"]["n"]), None)
     if name is None:
         return "no request of the log was served in the replay, so that nothing is compared."
@@ -121,7 +127,8 @@ def _miss_sentence(summary: Mapping[str, Any], no_search_reason: str | None) -> 
     miss = e2e["measured"] / e2e["predicted"] - 1.0
     times = f"measured {number(e2e['measured'])} ms, predicted {number(e2e['predicted'])} ms"
     impossible = [row for row in summary["suspects"] if row["evidence"] == "impossible"]
-    agrees = abs(miss) < AGREES and not summary["causes"]
+    worst = _worst_percentile(summary, e2e["measured"] / e2e["predicted"])
+    agrees = abs(miss) < AGREES and not summary["causes"] and not worst
     sentence = f"log and prediction agree: mean {name} {times}" if agrees else (
         f"mean {name} is {percent(abs(miss), 1)} {'longer' if miss > 0 else 'shorter'} than predicted ({times})"
     )  # fmt: skip
@@ -131,6 +138,7 @@ def _miss_sentence(summary: Mapping[str, Any], no_search_reason: str | None) -> 
             f"{sentence}; its times look like {unit} that were read as ms: --columns names a unit, as in "
             "ttft_ms=first[s]."
         )
+    sentence = worst + sentence
     if impossible:
         row = impossible[0]
         return f"{sentence}; the log contradicts {row['setting']} {row['stated']}: {row['value']}."
@@ -142,6 +150,28 @@ def _miss_sentence(summary: Mapping[str, Any], no_search_reason: str | None) -> 
         return f"{sentence}."
     covered = are_as_claimed(summary[f"{metric}_ms"] for metric in METRICS)
     return f"{sentence}; {'the 90 % intervals of the prediction hold that' if covered else 'no cause holds'}."
+
+
+def _worst_percentile(summary: Mapping[str, Any], of_mean: float) -> str:
+    """Return the clause on the percentile of a latency that is missed most; "" for none by OTHER_TAIL beyond the mean.
+
+    ``of_mean``: measured over predicted mean. Percentiles with fewer than LEAST_BEYOND requests beyond are skipped.
+    """
+    missed = [
+        (abs(math.log(times["measured"] / times["predicted"])), f"{metric.upper()} {percentile}", times)
+        for metric in METRICS
+        for percentile, times in summary["percentiles"].get(f"{metric}_ms", {}).items()
+        if summary[f"{metric}_ms"]["n"] * (100 - int(percentile[1:])) >= 100 * LEAST_BEYOND
+        and times["measured"] and times["predicted"]
+    ]  # fmt: skip
+    size, name, times = max(missed, key=lambda miss: miss[0], default=(0.0, "", {}))
+    if size - abs(math.log(of_mean)) < math.log(OTHER_TAIL):
+        return ""
+    measured, predicted = times["measured"], times["predicted"]
+    return (
+        f"{name} is {number(measured / predicted, 2)} times what was predicted (measured {number(measured)} ms, "
+        f"predicted {number(predicted)} ms), and "
+    )
 
 
 def cause_sentence(cause: Mapping[str, Any], stated: str = "what was stated", described: str = "described") -> str:

@@ -163,6 +163,7 @@ def whole_step(number: int, decodes: int, context: int, prompts: int, chunk: int
         "tokens": decodes + prompts * chunk,
         "expert_tokens": None,
         "sampled": decodes + prompts,
+        "adapters": None,
         "decode_requests": decodes,
         "decode_context": context if decodes else None,
         "prefill_requests": prompts,

@@ -12,8 +12,10 @@ from kernelsight.kernels.latency_model import Coefficients, Columns, power_mean,
 
 # widest head of an indexer; attention in the latent space is wider
 INDEX_WIDTH = 256.0
-# least query heads in a tile of attention in the latent space (FlashMLA: 64 or 128)
-LEAST_HEADS = 64.0
+# least query heads in a tile of attention in the latent space, by 16-bit FLOP per clock and multiprocessor: 64, and 128
+# where an instruction takes as many rows (FlashMLA on 10.x: SGLang 0.5.20, dsa_backend.py: required_padding; in its
+# sweep 128 heads take 1.15 times as long as 64 on B200, 1.90 times on H100)
+LEAST_HEADS, WIDE_RATE = 64.0, 6144.0
 NORM_EXPONENT = 4.0
 
 
@@ -29,7 +31,8 @@ def sparse_attention(xp: Any, call: Columns, gpu: Columns, at: Coefficients) -> 
     attends = width > INDEX_WIDTH
     scores = 2.0 * pairs * call["heads"] * width
     keys = xp.maximum(pairs / queries, at["selected_keys"])
-    query_flops = 2.0 * xp.maximum(call["heads"], LEAST_HEADS) * width * keys
+    is_wide = gpu["uncut_16_bit_flops_per_us"] > WIDE_RATE * units * gpu["clock_per_us"]
+    query_flops = 2.0 * xp.maximum(call["heads"], LEAST_HEADS * (1.0 + is_wide)) * width * keys
     flops = xp.where(attends, waves * units * query_flops, scores)
     efficiency = xp.where(attends, at["attention_efficiency"], at["score_efficiency"])
     compute_us = with_cut_rate(xp, flops / (gpu["uncut_flops_per_us"] * efficiency), flops, gpu)

@@ -111,7 +111,7 @@ def _from_api(file: LogFile, faults: Faults) -> Iterator[Sample]:
             labels = dict(series["metric"])
             metric = labels.pop("__name__", "")
             if not is_used(metric):
-                faults.add("unnamed_series", 1, metric or "a series without a name")
+                faults.add("unused_series" if metric else "unnamed_series", 1, metric or str(labels or "{}"))
                 continue
             for time, text in series.get("values") or [series["value"]]:
                 value = _number(text)

@@ -18,11 +18,12 @@ from kernelsight.errors import InvalidInput, unknown
 from kernelsight.files.bounded_values import read_json
 from kernelsight.files.budget import ROWS
 from kernelsight.files.numbers import is_number
+from kernelsight.files.own import own_rows
 from kernelsight.measure.library_kernels import of_family
 
 
 class Family(NamedTuple):
-    """One family; the first implementation and number format are the defaults of a suite.
+    """A row of ``measured_families.csv``; its first implementation and number format are the defaults of a suite.
 
     ``sizes``: required fields of ``sweep_points.shape``; ``defaults``: optional ones; ``caches``: states of the cache
     in which a suite measures it; ``others``: those that an entry has to name.
@@ -30,76 +31,27 @@ class Family(NamedTuple):
 
     sizes: tuple[str, ...]
     implementations: tuple[str, ...]
-    dtypes: tuple[str, ...] = ("bf16",)
-    caches: tuple[str, ...] = ("cold", "warm")
-    defaults: Mapping[str, int] = {}
-    others: tuple[str, ...] = ()
+    dtypes: tuple[str, ...]
+    caches: tuple[str, ...]
+    defaults: Mapping[str, int]
+    others: tuple[str, ...]
+
+
+def _row(row: Mapping[str, str]) -> Family:
+    words = {name: tuple(row[name].split()) for name in Family._fields}
+    defaults = {name: int(number) for name, number in (word.split("=") for word in words["defaults"])}
+    return Family(**{**words, "defaults": defaults})
 
 
 # cache state of a kernel that is measured warm once the GPU has worked for seconds: its power limit has taken hold
 SUSTAINED = "sustained"
-_ROWS = ("rows", "columns")
-_PREFILL = ("batch", "new_tokens", "heads", "kv_heads", "head_dim")
-_DECODE = ("batch", "context", "heads", "kv_heads", "head_dim")
 # our own kernels that no engine runs: for them no library is needed
 PAGED, PAGED_PREFILL, PAGED_MLA, GROUPED = "paged_decode", "paged_prefill", "paged_mla_decode", "grouped_products"
 OF_NO_ENGINE = frozenset({PAGED, PAGED_PREFILL, PAGED_MLA, GROUPED})
-_BYTES = ("bytes",)
-_CACHES = ("bf16/bf16", "bf16/fp8")
 # kernels that read an 8-bit cache with 8-bit queries: their arithmetic is 8-bit too
 EIGHT_BIT_QUERIES = frozenset({"flash_attention_3", "flash_attention_4"})
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-_COPIES = ("memcpy_device", "memcpy_h2d_pinned", "memcpy_d2h_pinned", "memcpy_h2d_pageable", "memcpy_d2h_pageable")
-_OWN: dict[str, Family] = {
-    "gemm": Family(("m", "n", "k"), ("cublas",), ("bf16", "fp16", "fp8", "int8"), others=(SUSTAINED,)),
-    "batched_gemm": Family(("batch", "m", "n", "k"), ("cublas",), ("bf16", "fp16")),
-    "norm": Family(_ROWS, ("rms_norm", "fused_add_rms_norm")),
-    "activation": Family(_ROWS, ("silu_and_mul", "gelu_and_mul")),
-    "rope": Family((*_ROWS, "head_dim"), ("rope_neox",)),
-    "kv_write": Family((*_ROWS, "head_dim"), ("paged_kv_write",), ("bf16", "fp8")),
-    "quantize": Family(_ROWS, ("quantize_per_tensor", "quantize_per_token", "quantize_per_block"), ("fp8",)),
-    "embedding": Family(_ROWS, ("embedding_gather",), caches=("cold",)),
-    "softmax": Family(_ROWS, ("softmax",), ("fp32",)),
-    "sampling": Family(_ROWS, ("top_k_top_p", "argmax"), ("fp32",)),
-    "copy": Family(_BYTES, _COPIES, ("bytes",), caches=("cold",)),
-    "launch": Family((), ("graph_launch", "eager_launch", "empty_graph"), ("none",), caches=("warm",)),
-    "prefill_attention": Family(
-        _PREFILL, (PAGED_PREFILL,), _CACHES, caches=("warm",), defaults={"cached_tokens": 0, "window": 0}
-    ),
-    "decode_attention": Family(_DECODE, (PAGED,), _CACHES, caches=("cold",), defaults={"window": 0}),
-    "mla_prefill": Family(
-        ("batch", "new_tokens", "heads", "head_dim", "v_head_dim"),
-        *((), ()),
-        caches=("warm",),
-        defaults={"cached_tokens": 0},
-    ),
-    "mla_decode": Family(
-        ("batch", "context", "heads", "kv_lora_rank", "rope_dim"), (PAGED_MLA,), ("bf16/bf16",), caches=("cold",)
-    ),
-    "moe": Family(
-        ("tokens", "hidden", "intermediate", "experts", "top_k"),
-        (GROUPED,),
-        caches=("cold",),
-        defaults={"moe_tp": 1, "moe_ep": 1, "expert_matrices": 3},
-    ),
-    "encoder_attention": Family(
-        ("batch", "new_tokens", "heads", "head_dim"), (), (), caches=("warm",), defaults={"cached_tokens": 0}
-    ),
-    "sparse_attention": Family(
-        ("batch", "new_tokens", "queries", "pairs", "heads", "width"),
-        *((), ()),
-        caches=("cold",),
-        defaults={"cached_tokens": 0},
-    ),
-    "linear_attention": Family(
-        ("rows", "columns", "sequences", "heads", "kv_heads", "head_dim", "v_head_dim"),
-        *((), ()),
-        caches=("cold",),
-        defaults={"width": 0},
-    ),
-    "p2p": Family(("bytes", "gpus"), ("memcpy_peer",), ("bf16",), caches=("warm",)),
-    **dict.fromkeys(COLLECTIVES, Family(("bytes", "gpus"), ("nccl",), caches=("warm",))),
-}
+_OWN = {row["family"]: _row(row) for row in own_rows(Path(__file__).resolve().parent / "measured_families.csv")}
 # kernels that need no serving library, by family, and their formats
 OWN = {name: family.implementations for name, family in _OWN.items()}
 OWN_DTYPES = {name: family.dtypes for name, family in _OWN.items()}

@@ -56,7 +56,7 @@ BOUND = ("layer", "layer_count")
 BESIDE = frozenset(
     """
     model huggingface_id architecture layer_count dtype notes source mtp_format
-    attention_format ffn_format expert_format activation_scales kv_cache_format
+    attention_format ffn_format expert_format activation_scales weight_block kv_cache_format
     """.split()
 )
 

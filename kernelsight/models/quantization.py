@@ -202,5 +202,7 @@ def read_formats(
             notes.append(f"{name} weights mix {' and '.join(sorted(formats))}: counted as {columns[f'{name}_format']}")
     scaled = {value for value in columns.values() if not of_weights_alone(value)} - {dtype}
     columns["activation_scales"] = scales if scaled else "none"
+    block = found[0].read("weight_block_size", kind="block", default=None) if found else None
+    columns["weight_block"] = min(block) if block else None
     columns["kv_cache_format"] = _kv_cache_format(found[0], dtype) if found else dtype
     return columns, notes

@@ -17,12 +17,15 @@ NEARLY = 0.8
 
 
 def verdict_of(
-    gains: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]] = (), load: float | None = None
+    gains: Sequence[Mapping[str, Any]],
+    kernels: Sequence[Mapping[str, Any]] = (),
+    load: float | None = None,
+    capacity_limit: str | None = None,
 ) -> dict[str, Any]:
     """Return ``limit``, ``slowed_by`` and ``verdict`` from a scenario's rows of ``resource_gains``; None without rows.
 
     ``kernels``: its rows of ``kernel_breakdown``, of which the verdict says whether launches bound most of the time;
-    ``load``: its requests/s as a share of its capacity, where that is known.
+    ``load``: its requests/s as a share of its capacity, and ``capacity_limit``: what limits that, where known.
 
     >>> row = {"resource": "seats", "throughput_gain": 0.12, "e2e_gain": 0.1, "ttft_gain": 0.2}
     >>> verdict_of([row, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.3}])["verdict"]
@@ -30,6 +33,9 @@ def verdict_of(
     >>> sooner = row | {"resource": "arrivals", "throughput_gain": 0.03, "e2e_gain": -0.6}
     >>> verdict_of([sooner, row | {"resource": "host", "throughput_gain": 0.01, "e2e_gain": 0.0}])["verdict"]
     'nearly saturated: 20% more requests/s make E2E 60% longer'
+    >>> rows = [row | {"resource": "host", "e2e_gain": 0.0}, row | {"resource": "KV cache", "throughput_gain": 0.05}]
+    >>> verdict_of(rows, load=1.3, capacity_limit="KV cache")["verdict"]
+    'limited by host: 20% more give 12% more throughput, in batches that a full KV cache limits: 20% more of it give 5%'
     >>> verdict_of([sooner], load=0.04)["verdict"]
     'not saturated: the engine keeps up with the load, though 20% more requests/s make E2E 60% longer'
     >>> verdict_of([sooner], [{"bound": "launch", "share": 0.6}, {"bound": "memory", "share": 0.4}])["verdict"]
@@ -49,6 +55,10 @@ def verdict_of(
             sentence = f"nearly saturated: {longer if is_longer else f'the load is {percent(load)} of the capacity'}"
     else:
         sentence = f"limited by {best['resource']}: 20% more give {percent(best['throughput_gain'])} more throughput"
+        cache = next((row for row in gains if row["resource"] == "KV cache" and row is not best), None)
+        if cache and capacity_limit == "KV cache" and load and load >= NEARLY:
+            more = percent(max(cache["throughput_gain"], 0.0))
+            sentence += f", in batches that a full KV cache limits: 20% more of it give {more}"
     if slow and slow["e2e_gain"] >= LEAST_GAIN:
         more = "faster" if slow["resource"] == "host" else "more"
         sentence += f"; 20% {more} {slow['resource']} would cut E2E by {percent(slow['e2e_gain'])}"

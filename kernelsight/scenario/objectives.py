@@ -18,6 +18,8 @@ METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p90", "p99")
 STATISTIC = re.compile(rf"(?P<metric>{'|'.join(METRICS)})_(mean|p(?P<percent>\d{{1,2}}(\.\d{{1,6}})?))_ms")
 PRICE = "price_per_gpu_hour"
+# a shorter bound on a first token, without a unit, is taken for one in seconds
+LEAST_MS = 3.0
 # columns of costs: the whole price over input, output or all tokens
 COSTS = {
     "input": "cost_per_million_input_tokens",
@@ -134,23 +136,29 @@ def slo_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def parse_slo(words: list[str]) -> dict[str, float]:
     """Return the upper bounds in ms by summary column from arguments of --slo such as ttft_p99:200 (ms) or :2s.
 
-    Every percentile is known: ttft_p99.9:500.
+    Every percentile is known: ttft_p99.9:500. InvalidInput: no such words, or seconds without their unit.
 
     >>> parse_slo(["ttft_p99:200", "tpot_mean:50ms", "e2el_p99.90:9s"])
     {'ttft_p99_ms': 200.0, 'tpot_mean_ms': 50.0, 'e2e_p99.9_ms': 9000.0}
     """
     most: dict[str, float] = {}
     for word in words:
-        name, _, value = word.partition(":")
+        name, colon, value = word.partition(":")
+        if not colon and "=" in word:
+            raise InvalidInput(f"--slo {word!r} has no colon; write {word.replace('=', ':', 1)}.")
         try:
             column = objective_of(f"{name.replace('e2el_', 'e2e_')}_ms", 1.0).column
         except UnknownName:
             examples = [f"{metric}_{statistic}" for metric in METRICS for statistic in STATISTICS]
+            if number := re.fullmatch(r"([a-z0-9]+)_(\d[\d.]*)", name):
+                examples = [f"{number[1]}_p{number[2]}"]
             hint = "Give METRIC_STATISTIC:MS with mean or any percentile, such as ttft_p99:200."
             raise unknown("metric of --slo", name, examples, hint) from None
         milliseconds = milliseconds_of(value)
         if not 0 < milliseconds < math.inf:
             raise InvalidInput(f"--slo {word!r} has no positive number; give {name}:MS, or {name}:2s.")
+        if value[-1:].isdigit() and milliseconds < LEAST_MS and column.startswith(("ttft", "e2e")):
+            raise InvalidInput(f"--slo {word!r} is {value} ms; give {word}s for seconds, or {word}ms if it is meant.")
         if column in most:
             raise InvalidInput(f"--slo has {name} twice; give it once.")
         most[column] = milliseconds

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.errors import InvalidInput, UnknownName, unknown
+from kernelsight.errors import InvalidInput, UnknownName, speaks_flags, unknown
 from kernelsight.scenario.flag import LONGEST_LOAD_S
 from kernelsight.scenario.flag_values import typed_value
 from kernelsight.scenario.flags import (
@@ -253,18 +253,19 @@ def resolve_gpu(session: Session, name: str) -> str:
     """Return the name of a GPU in the session's tables; UnknownName with the nearest names."""
     from kernelsight.catalog.gpu_names import gpu_named
 
-    return gpu_named(name, session.table("gpus")["gpu"].to_pylist(), "Define other GPUs with --gpus FILE.")
+    advice = "Define other GPUs with --gpus FILE." if speaks_flags() else "The table gpus has them."
+    return gpu_named(name, session.table("gpus")["gpu"].to_pylist(), advice)
 
 
 def gpu_assumptions(session: Session, flags: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each GPU whose name in ``flags`` has several boards, on the one that is assumed."""
+    """Return a sentence for each GPU whose name in ``flags`` is another one's in results, on the board of several."""
     from kernelsight.catalog.gpu_names import find_gpu
 
     gpus, sentences = set(session.table("gpus")["gpu"].to_pylist()), []
     for name in dict.fromkeys(str(flags[flag]) for flag in ("gpu", "prefill_gpu") if flags.get(flag) is not None):
         gpu_name = None if {name, name.lower().replace("-", "_")} & gpus else find_gpu(name)
-        if gpu_name is not None and gpu_name.assumed:
-            sentences.append(f"{name} is read as {gpu_name.gpu}: {gpu_name.assumed}")
+        if gpu_name is not None:
+            sentences.append(f"{name} is read as {gpu_name.gpu}{f': {gpu_name.assumed}' if gpu_name.assumed else ''}")
     return sentences
 
 

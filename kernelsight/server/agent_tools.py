@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
 from kernelsight.dataflow.signals import ENDING
@@ -30,11 +31,13 @@ from kernelsight.version import VERSION
 INSTRUCTIONS = """Predicts LLM serving on GPUs: kernel latencies, forward steps, TTFT, TPOT, throughput, capacity.
 Start with `size` (which GPUs, how many), `simulate` (latencies of one deployment under a load) or `predict` (one step,
 kernel by kernel). Answers state a 90 % interval and what they assume: repeat both. Names of GPUs and models: tables
-gpus and models, through `sql`. Schemas show everyday options, which `simulate` describes; `options` lists further ones,
-which these tools take as well."""
+gpus and models, through `sql`. Schemas show everyday options, which `simulate` and `predict` describe; `options` lists
+further ones, which these tools take as well."""
+# names of a tool's arguments in an error
+MOST_NAMED = 12
 TYPES = {"whole": int, "number": float, "switch": bool, "yes": bool}
-# the tool whose schema describes the options; in others they have names and types alone
-DESCRIBING = "simulate"
+# the tools whose schemas describe the options; in others they have names and types alone
+DESCRIBING = ("simulate", "predict")
 
 
 def parameters(flags: Iterable[Flag], described: bool) -> list[inspect.Parameter]:
@@ -57,18 +60,20 @@ def with_flags(function: Callable[..., Any], flags: Iterable[Flag], process: Too
     KernelSightError becomes ToolError, which an agent can read.
     """
     parameters_of_tool = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
-    added = parameters(flags, function.__name__ == DESCRIBING)
+    added = parameters(flags, function.__name__ in DESCRIBING)
 
-    async def tool(**arguments: Any) -> dict[str, Any]:
+    async def tool(**arguments: Any) -> CallToolResult:
         given = {name: value for name, value in arguments.items() if value is not None}
         flag_values = {parameter.name: given.pop(parameter.name) for parameter in added if parameter.name in given}
         try:
             for name, value in (flag_values | given).items():
                 if name != "query":
                     _check_paths(name, value, process.root)
-            return await process.call(function.__name__, flag_values, given)
+            answer = await process.call(function.__name__, flag_values, given)
         except KernelSightError as error:
             raise ToolError(str(error)) from None
+        # the library would indent the text, which doubles it
+        return CallToolResult(content=[TextContent(text=json.dumps(answer))], structured_content=answer)
 
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters_of_tool]
     tool.__signature__ = inspect.Signature([*keywords, *added], return_annotation=dict[str, Any])
@@ -104,7 +109,8 @@ class _Server(MCPServer):
         known = tool.fn_metadata.arg_model.model_fields if tool else arguments
         if wrong := next((argument for argument in arguments if argument not in known), None):
             own = ALIASES.get(wrong)
-            hint = f"It is {own} here." if own in known else f"tool {name} does not take it."
+            own_names = ", ".join(list(known)[:MOST_NAMED])
+            hint = f"It is {own} here." if own in known else f"Tool {name} takes {own_names}."
             raise ToolError(str(unknown("argument", wrong, () if own in known else known, hint)))
         try:
             return await super().call_tool(name, arguments, *context)
@@ -113,7 +119,8 @@ class _Server(MCPServer):
             if "validation error" not in first or len(lines) < 2:
                 raise
             needed = lines[1].partition("[type=")[0].strip()
-            raise ToolError(f"argument {lines[0]} of tool {name}: {needed[:1].lower()}{needed[1:]}.") from None
+            argument = lines[0].partition(".")[0]
+            raise ToolError(f"argument {argument} of tool {name}: {needed[:1].lower()}{needed[1:]}.") from None
 
 
 def compact(schema: dict[str, Any]) -> dict[str, Any]:

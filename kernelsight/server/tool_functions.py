@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -70,7 +70,7 @@ def sql(session: Session, _: dict[str, Any], query: str, offset: int = 0) -> dic
 def predict(
     session: Session,
     flags: dict[str, Any],
-    phase: str = "decode",
+    phase: Literal["decode", "prefill", "mixed"] = "decode",
     batch_size: int | None = None,
     input_len: int | None = None,
     context_len: int | None = None,
@@ -102,7 +102,7 @@ def size(
     flags: dict[str, Any],
     gpus: list[str] | str,
     slo: list[str] | str,
-    rate: float | None = None,
+    request_rate: float | None = None,
     requests_per_day: float | None = None,
     users: int | None = None,
     total_gpus: int | None = None,
@@ -111,10 +111,10 @@ def size(
     max_gpus: int = 8,
     offset: int = 0,
 ) -> dict[str, Any]:
-    """Find the cheapest deployment for a request rate within objectives such as ["ttft_p95:1000", "tpot_p99:40"];
-    in place of a rate users (each with one request in flight), or total_gpus (what these can serve); daily_peak: the
-    peak of a day over its mean; prices: dollars per GPU-hour by name. It takes a minute."""
-    question = {"gpus": gpus, "slo": slo, "rate": rate, "requests_per_day": requests_per_day, "prices": prices}
+    """Find the cheapest deployment for request_rate requests/s within objectives such as ["ttft_p95:1000",
+    "tpot_p99:40"] (ms); in place of a rate users (each with one request in flight), or total_gpus (what these can
+    serve); daily_peak: the peak of a day over its mean; prices: dollars per GPU-hour by name. It takes a minute."""
+    question = {"gpus": gpus, "slo": slo, "rate": request_rate, "requests_per_day": requests_per_day, "prices": prices}
     question |= {"users": users, "total_gpus": total_gpus, "daily_peak": daily_peak}
     answer = session.size(**question, max_gpus=max_gpus, **flags).as_dict()
     return bounded_rows(answer.pop("rows"), offset, "rows", answer)
@@ -136,7 +136,8 @@ def step_time(session: Session, flags: dict[str, Any], batch: list[tuple[int, in
 TOOLS = (
     *((tables, ()), (options, ()), (explain, ()), (sql, ()), (sweep, ())),
     *((predict, DEPLOYED), (step_time, DEPLOYED), (compare, DEPLOYED)),
-    *((simulate, (*DEPLOYED, *LOADED)), (size, (*DEPLOYED, *LOADED))),
+    (simulate, (*DEPLOYED, *LOADED)),
+    (size, tuple(flag for flag in (*DEPLOYED, *LOADED) if flag.name != "gpu")),
 )
 FUNCTIONS = {function.__name__: function for function, _ in TOOLS}
 

@@ -92,8 +92,13 @@ def sentence_of(
         sentences.append("The rate was not seen to be steady.")
     if row["tier"] not in MEASURED:
         measured = [pair for pair in zip(options, rows, strict=True) if pair[1]["tier"] in MEASURED]
-        best = f"; the best with measured kernels is {_deployment(*measured[0])}" if measured else ""
+        best = f"; the cheapest found with measured kernels is {_deployment(*measured[0])}" if measured else ""
         sentences.append(f"Not measured: {row['not_measured']}{best}.")
+    if rough := sorted({each["gpu"] for each in rows if each["search"] == "rough"} - {row["gpu"]}):
+        sentences.append(
+            f"{' and '.join(rough)} {'were' if len(rough) > 1 else 'was'} searched only until shown to be dearer: to "
+            "compare GPUs, ask for each alone."
+        )
     return " ".join(sentences)
 
 

@@ -16,7 +16,8 @@ from kernelsight.scenario.stated_flags import read_flags
 if TYPE_CHECKING:
     from kernelsight.dataflow.session import Session
 
-FIGURES = ("ttft_p99_ms", "tpot_p99_ms", "e2e_mean_ms", "output_throughput_per_gpu")
+LATENCIES = ("e2e_mean_ms", "ttft_p99_ms", "itl_p99_ms", "tpot_p99_ms")
+FIGURES = (*LATENCIES, "output_throughput_per_gpu")
 # settings that change the numerical results
 NUMERICS = ("quantization", "kv_cache_dtype")
 # columns of deployment_settings whose names differ from the flag's
@@ -36,8 +37,10 @@ def advice_rows(
 ) -> list[dict[str, Any]]:
     """Simulate each scenario with one setting changed, on the same requests: the changes that help.
 
-    A change helps if it shortens mean E2E latency by 1 % or more, or raises the throughput of a GPU by as much without
-    a longer E2E; changes that cannot run are dropped. The changes of all scenarios are simulated in one call.
+    A change helps if it shortens mean E2E latency or the 99th percentile of TTFT, ITL or TPOT, or raises the throughput
+    of a GPU, by 1 % or more, without a mean E2E that is longer by as much, or another of them that it harms more.
+    Changes without more GPUs come first, of these those of no number format, then by the largest gain. Those that
+    cannot run are dropped; the changes of all scenarios are simulated in one call.
     """
     settings_of = {row["deployment_id"]: row for row in deployment_settings.to_pylist()}
     planned = {row["scenario_id"]: row for row in scenarios.to_pylist()}
@@ -56,7 +59,13 @@ def advice_rows(
             deployed = settings_of[before[name]["deployment_id"]]
             rows.append(_row(before[name], after, change, _value_before(change, deployed, planned[name])) | gains)
     order = {name: number for number, name in enumerate(advice_questions["scenario_id"].to_pylist())}
-    rows.sort(key=lambda row: (order[row["scenario_id"]], -max(row["e2e_gain"], row["throughput_gain"])))
+    gpus = {name: row["gpus"] for name, row in before.items()}
+
+    def free_first(row: Mapping[str, Any]) -> tuple[int, bool, bool, float]:
+        name = row["scenario_id"]
+        return order[name], row["gpus"] > gpus[name], row["changes_numerics"], -row["most_gain"]
+
+    rows.sort(key=free_first)
     return rows
 
 
@@ -69,16 +78,19 @@ def _summaries(rows: Sequence[Mapping[str, Any]], fork: Callable[[], Session]) -
     return [after[scenario["scenario_id"]] if scenario else None for scenario in plan.scenarios]
 
 
-def _gains(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float] | None:
+def _gains(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the gains of a change, as shares; None: it does not help, or fewer requests are served."""
     if not after["completed"] or after["completed"] < before["completed"]:
         return None
-    e2e = 1.0 - after["e2e_mean_ms"] / before["e2e_mean_ms"]
+    gains = {name: 1.0 - after[name] / before[name] for name in LATENCIES if before[name] and after[name] is not None}
     throughput = after["output_throughput_per_gpu"] / before["output_throughput_per_gpu"] - 1.0
+    most_helped, most_gain = max([*gains.items(), ("output_throughput_per_gpu", throughput)], key=lambda gain: gain[1])
     # in an open loop fewer GPUs always have a higher throughput per GPU: with longer latencies that is no gain
-    if e2e < LEAST_GAIN and (throughput < LEAST_GAIN or e2e < -LEAST_GAIN):
+    harms_more = (1.0 - min(gains.values())) * min(1.0 - max(gains.values()), 1.0 / (1.0 + throughput)) > 1.0
+    if most_gain < LEAST_GAIN or gains["e2e_mean_ms"] < -LEAST_GAIN or harms_more:
         return None
-    return {"e2e_gain": e2e, "throughput_gain": throughput}
+    e2e = gains["e2e_mean_ms"]
+    return {"e2e_gain": e2e, "throughput_gain": throughput, "most_helped": most_helped, "most_gain": most_gain}
 
 
 def _row(

@@ -182,7 +182,8 @@ def _burstiness(session: Session) -> list[str]:
 def _shorter_trace(session: Session) -> list[str]:
     """Return the sentence on a trace with fewer requests than asked for."""
     (scenario,) = session.table("scenarios").to_pylist()
-    count = session.table("requests").num_rows - (scenario["num_warmups"] or 0)
+    requests = session.table("requests")
+    count = requests.num_rows - (pc.sum(requests["warmup"]).as_py() or 0)
     if scenario["trace"] is None or count >= (scenario["num_prompts"] or 0):
         return []
     return [

@@ -181,7 +181,9 @@ def run_summary(session: Session) -> dict[str, Any]:
         },
         "interval_90": intervals,
         **verdict_of(
-            *(session.table(name).to_pylist() for name in ("resource_gains", "kernel_breakdown")), load=row["load"]
+            *(session.table(name).to_pylist() for name in ("resource_gains", "kernel_breakdown")),
+            load=row["load"],
+            capacity_limit=row["capacity_limit"],
         ),
         "near_capacity": _near_capacity(session),
         "cliff": cliff_of(session, settings, row["scenario_id"]),

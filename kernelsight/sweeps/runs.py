@@ -91,7 +91,7 @@ class Run:
         return self._session.table(name)
 
     def advice(self) -> pa.Table:
-        """Return changes of one setting that help (``setting_advice``), each simulated, the best first.
+        """Return changes of one setting that help (``setting_advice``), each simulated, those on no more GPUs first.
 
         InvalidInput: a scenario of a sweep, or a saved run, whose flags are not known.
 
@@ -202,6 +202,8 @@ class Run:
 class WhatIf:
     """Many simulated scenarios: their flags beside their summaries, and every table of each on demand.
 
+    ``assumed``: sentences on GPUs that have another name in the tables than in the grid.
+
     >>> import kernelsight as ks
     >>> grid = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": [1, 4]}
     >>> grid |= {"num_prompts": 8, "input_len": 64, "output_len": 8}
@@ -210,8 +212,8 @@ class WhatIf:
     [8, 8]
     """
 
-    def __init__(self, session: Session, plan: Plan, summary: pa.Table) -> None:
-        self._session, self._plan, self._summary = session, plan, summary
+    def __init__(self, session: Session, plan: Plan, summary: pa.Table, assumed: Sequence[str] = ()) -> None:
+        self._session, self._plan, self._summary, self.assumed = session, plan, summary, list(assumed)
         self._runs: dict[str, Run] = {}
 
     @classmethod
@@ -236,7 +238,10 @@ class WhatIf:
             with fork.fork() as planned:
                 give_plan(planned, list(plan.deployments.values()), plan.planned)
                 refuse_unused_corrections(planned, correction)
-        return cls(fork, plan, serve_plan(fork, plan, slo=slo, execution=execution))
+        named = dict.fromkeys((row.get("gpu"), row.get("prefill_gpu")) for row in rows)
+        flags = [dict(zip(("gpu", "prefill_gpu"), names, strict=True)) for names in named]
+        assumed = dict.fromkeys(sentence for names in flags for sentence in gpu_assumptions(fork, names))
+        return cls(fork, plan, serve_plan(fork, plan, slo=slo, execution=execution), [*assumed])
 
     @property
     def summary(self) -> pa.Table:
@@ -312,18 +317,24 @@ class WhatIf:
     ) -> altair.Chart:
         """Return a point for each scenario, of columns of ``summary``, as a Vega-Lite chart (the extra ``report``).
 
-        ``color``: a column whose values have colours and lines of their own. UnknownName: ``summary`` lacks a column.
+        ``color``: a column whose values have colours. Points that differ in ``x`` alone are joined to a line, dashed by
+        another flag that varies. UnknownName: ``summary`` lacks a column.
         """
         from kernelsight.present.figures.charts import points_of
 
-        return points_of(self._summary.to_pylist(), self._summary.column_names, x, y, color)
+        columns = self._summary.column_names
+        results = {*self._session.graph.known("scenario_summary").column_names, "grid_row"}
+        return points_of(
+            self._summary.to_pylist(), columns, [name for name in columns if name not in results], x, y, color
+        )
 
     def page(self, slo: Collection[str] = ()) -> Page:
         """Return what ``sweep`` shows, for terminal, HTML and JSON; ``slo``: columns of the objectives."""
         from kernelsight.present.pages.sweep import sweep_page
 
         fronts = {"pareto_front": self.pareto_front, "energy_front": self.energy_front}
-        return sweep_page(self._summary, fronts, slo, session=lambda: self._all)
+        page = sweep_page(self._summary, fronts, slo, session=lambda: self._all)
+        return page._replace(assumed=[*self.assumed, *page.assumed])
 
     @cached_property
     def _all(self) -> Session:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelsight.catalog.tables import facts
-from kernelsight.errors import InvalidInput, LimitPassed
+from kernelsight.errors import InvalidInput
 from kernelsight.escape import visible
 from kernelsight.kernels.engine_versions import version_key
 from kernelsight.number_format import deviation, interval, number
 from kernelsight.present.show import notebook
-from kernelsight.upgrades.question import Limit, Question
+from kernelsight.scenario.flags import FLAGS
+from kernelsight.upgrades.question import NEWEST_TAGS, Limit, Question, newest_swept, stated
 from kernelsight.upgrades.upgrade_tables import TABLES
 
 if TYPE_CHECKING:
@@ -73,6 +73,11 @@ class Upgrade:
         ]
         ends = f"{self._question.engine_from} to {self._question.engine_to}"
         sentence = f"{ends}: {'; '.join(parts) if parts else 'nothing was served'}."
+        changed = [
+            f"{FLAGS[name].options[0]} {stated(before)} to {stated(after)}"
+            for name, before, after in self._question.changed
+        ]
+        sentence += f" Changed: {', '.join(changed)}." if changed else ""
         most = max(self.kernels, key=lambda row: abs(row["ms_per_step_to"] - row["ms_per_step_from"]), default=None)
         if most and most["ms_per_step_to"] != most["ms_per_step_from"]:
             change = number(most["ms_per_step_to"] - most["ms_per_step_from"])
@@ -81,24 +86,25 @@ class Upgrade:
         for row in self.kernels:
             if row["from"] != row["to"] and row["ms_per_step_from"] == row["ms_per_step_to"]:
                 sentence += f" {row['family']} goes from {row['from']} to {row['to']}, whose times no sweep holds."
-        sentence += "".join(f" {row['flag']} undoes it: {row['undoes']}." for row in self.flags[:1])
-        return " ".join([sentence, *filter(None, map(_beyond_sweeps, self._question.sides))])
+        sentence += "".join(f" {row['flag']} undoes it: {row['undoes']}." for row in self.flags[: 3 if changed else 1])
+        sides = zip((self._question.engine_from, self._question.engine_to), self._question.sides, strict=True)
+        return " ".join([sentence, *dict.fromkeys(filter(None, (_version_taken(*side) for side in sides)))])
 
-    def check(self, limits: Sequence[Limit]) -> None:
-        """Raise LimitPassed where a metric changes beyond one of the limits."""
+    def passed(self, limits: Sequence[Limit]) -> list[str]:
+        """Return a sentence for each limit beyond which its metric changes."""
         rows = [(limit, self.metrics[limit.metric]) for limit in limits]
-        changes = [
-            f"{limit.metric} changes by {_percent(row)}, beyond {deviation(limit.share)}"
+        return [
+            f"{limit.metric} changes by {_percent(row)} (90 % of {_span(row)}), "
+            f"{'surely ' * limit.sure}beyond {deviation(limit.share)}"
             for limit, row in rows
-            if limit.is_passed_by(row["change"], row["from"])
+            if limit.is_passed_by(row)
         ]
-        if changes:
-            raise LimitPassed(f"{'; '.join(changes)}.")
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, limits: Sequence[Limit] = ()) -> dict[str, Any]:
         """Return all of the answer as a dict, as ``upgrade --format json`` prints it."""
         parts = {name: getattr(self, name) for name in ("kernels", "settings", "metrics", "flags")}
-        return {"answer": self.answer, "from": self._question.engine_from, "to": self._question.engine_to, **parts}
+        ends = {"from": self._question.engine_from, "to": self._question.engine_to}
+        return {"answer": self.answer, **ends, "failed": self.passed(limits), **parts}
 
     def table(self, name: str) -> pa.Table:
         """Return a table of the question; InvalidInput: another name."""
@@ -106,11 +112,11 @@ class Upgrade:
             raise InvalidInput(f"an upgrade has no table {name!r}; it has upgrade_questions, {', '.join(TABLES)}.")
         return self._session.table(name)
 
-    def page(self) -> Page:
-        """Return what ``upgrade`` shows, for terminal, HTML and JSON."""
+    def page(self, limits: Sequence[Limit] = ()) -> Page:
+        """Return what ``upgrade`` shows, for terminal, HTML and JSON, with the limits that are passed."""
         from kernelsight.present.pages.upgrade import upgrade_page
 
-        return upgrade_page(self.as_dict())
+        return upgrade_page(self.as_dict(limits))
 
     def save(self, path: str | Path) -> None:
         """Write the question, its answer and all given tables to a DuckDB file."""
@@ -127,12 +133,13 @@ class Upgrade:
         return notebook(self.page())
 
 
-def _beyond_sweeps(flags: Mapping[str, Any]) -> str:
-    """Return a sentence on an engine's version that is later than every one that was measured; "": it is not."""
-    swept = {row["engine"]: row["swept_to"] for row in facts("engine_versions").to_pylist()}[flags["engine"]]
+def _version_taken(stated: str, flags: Mapping[str, Any]) -> str:
+    """Return a sentence on a version that is stated without a number, or later than every measured one; "": neither."""
+    swept, version = newest_swept(flags["engine"]), f"{flags['engine']} {flags['engine_version']}"
+    if stated.endswith(NEWEST_TAGS):
+        return f"{stated} is taken as {version}, the newest measured version."
     if not swept or version_key(flags["engine_version"]) <= version_key(swept):
         return ""
-    version = f"{flags['engine']} {flags['engine_version']}"
     return f"{version} is later than any measured version, {swept}: its kernels are taken as that version's."
 
 

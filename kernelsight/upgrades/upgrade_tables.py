@@ -9,13 +9,13 @@ from kernelsight.dataflow.python_nodes import produces, reads
 from kernelsight.errors import InvalidInput
 from kernelsight.forward.forward_step import predict_step
 from kernelsight.scenario.corrections import fingerprint
-from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS
+from kernelsight.scenario.flags import ALIASES, DEPLOYMENT_FLAGS, FLAGS
 from kernelsight.scenario.launch.engine_options import options
 from kernelsight.scenario.plan import give_plan, plan_rows
 from kernelsight.scenario.refusals import refuse_faults
 from kernelsight.scenario.scenario_rows import BACKENDS
-from kernelsight.upgrades.differences import kernel_rows, part_factors
-from kernelsight.upgrades.question import METRICS, Question, question_of
+from kernelsight.upgrades.differences import host_change, kernel_rows, part_factors
+from kernelsight.upgrades.question import METRICS, Question, question_of, stated, word
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,24 +57,49 @@ def _answer(fork: Callable[[], Session], question: Question) -> Rows:
     # prompts are computed once, and each token but the first in a decoding step of all
     tokens = before["lengths"][1]
     weights = {"prefill": 1.0, "decode": max(tokens - 1.0, 0.0) / sizes["decode"]["batch_size"]}
+    host_rows = [row for row in kernels if row["family"] == "host" and question.changes]
+    host_us = 1e3 * sum(weights[row["phase"]] * host_change(row) for row in host_rows) / sum(weights.values())
     slow, fast = (
-        _simulated(fork, question.sides[1], part_factors(kernels, weights, sign))["summary"] for sign in (1.0, -1.0)
+        _end(fork, question, before["summary"], part_factors(kernels, weights, sign, bool(host_rows)), host_us)
+        for sign in (1.0, -1.0)
     )
-    settings = _settings(before, after)
+    settings = _settings(before, after, question.changes)
     return {
         "upgrade_kernels": kernels,
         "upgrade_settings": settings,
         "upgrade_metrics": [metric_row(name, before["summary"], after["summary"], slow, fast) for name in METRICS],
-        "upgrade_flags": _flags(fork, question.sides[1], kernels, settings, after["summary"]),
+        "upgrade_flags": _flags(fork, question, kernels, settings, after["summary"]),
     }
 
 
+def _end(
+    fork: Callable[[], Session],
+    question: Question,
+    before: Mapping[str, Any],
+    factors: dict[str, float],
+    host_us: float,
+) -> dict[str, Any]:
+    """Return the metrics after at an end of the interval; ``host_us``: change of a step's host time, a part of its own.
+
+    A smaller change of host time is a longer one before: after, it may be launches, which no correction shortens.
+    """
+    shift_us = (factors.pop("host", 1.0) - 1.0) * host_us
+    after = _simulated(fork, question.sides[1], factors, max(shift_us, 0.0))["summary"]
+    longer = _simulated(fork, question.sides[0], {}, -shift_us)["summary"] if shift_us < 0.0 else before
+    values = {name: (after[name], longer[name], before[name]) for name in METRICS}
+    return {name: None if None in ends else ends[0] - (ends[1] - ends[2]) for name, ends in values.items()}
+
+
 def _simulated(
-    fork: Callable[[], Session], flags: Mapping[str, Any], factors: Mapping[str, float] | None = None
+    fork: Callable[[], Session],
+    flags: Mapping[str, Any],
+    factors: Mapping[str, float] | None = None,
+    host_us: float = 0.0,
 ) -> dict[str, Any]:
     """Simulate a row of flags; return summary, settings, and mean lengths of prompts and outputs.
 
-    ``factors``: on parts of the steps, as a correction. InvalidInput: it cannot run, and why.
+    ``factors``: on parts of the steps, as a correction; ``host_us``: longer host time of a step.
+    InvalidInput: it cannot run, and why.
     """
     with fork() as session:
         plan = plan_rows(session, [flags], origin="")
@@ -82,9 +107,10 @@ def _simulated(
         refuse_faults(session)
         all_settings = {row["deployment_id"]: row for row in session.table("deployment_settings").to_pylist()}
         settings = all_settings[plan.planned[0]["deployment_id"]]
-        if factors:
-            row = {"fingerprint": fingerprint(settings), "exposed_us": 0.0}
-            rows = [row | {"part": part, "factor": factor} for part, factor in factors.items()]
+        if factors or host_us:
+            row = {"fingerprint": fingerprint(settings), "exposed_us": 0.0, "factor": 1.0}
+            rows = [row | {"part": part, "factor": factor} for part, factor in (factors or {}).items()]
+            rows += [row | {"part": "host", "exposed_us": host_us}] if host_us else []
             session.give("log_corrections", rows)
         (summary,) = session.table("scenario_summary").to_pylist()
         host = session.table("host_settings").to_pylist()[0]
@@ -116,13 +142,13 @@ def _step(fork: Callable[[], Session], flags: Mapping[str, Any], phase: str, siz
         return predict_step(session, own, phase, {"input_len": None, "context_len": None, **sizes})
 
 
-def _settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _settings(before: Mapping[str, Any], after: Mapping[str, Any], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the settings that differ, as rows of ``upgrade_settings``: of the deployment, then of the host."""
     return [
-        {"name": name, "value_from": _word(before[table].get(name)), "value_to": _word(value)}
+        {"name": name, "value_from": word(before[table].get(name)), "value_to": word(value)}
         for table in ("settings", "host")
         for name, value in after[table].items()
-        if name not in NOT_LISTED and before[table].get(name) != value
+        if (name not in NOT_LISTED or name in changes) and before[table].get(name) != value
     ]
 
 
@@ -144,13 +170,19 @@ def metric_row(
 
 def _flags(
     fork: Callable[[], Session],
-    flags: Mapping[str, Any],
+    question: Question,
     kernels: Sequence[Mapping[str, Any]],
     settings: Sequence[Mapping[str, Any]],
     after: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return options that bring a former kernel or default back and make TPOT or TTFT shorter, the best first."""
-    known = {option.flag: option for option in options(flags["engine"]).values() if option.option.startswith("--")}
+    """Return options that bring a former kernel, default or flag back and make TPOT or TTFT shorter, the best first."""
+    flags = question.sides[1]
+    spelled = options(flags["engine"])
+    known = {option.flag: option for option in spelled.values() if option.flag and option.option.startswith("--")}
+    # of several options that set a flag, the one of its name
+    known |= {
+        flag: spelled[name] for flag in known if (name := FLAGS[flag].options[0] if flag in FLAGS else "") in spelled
+    }
     former = [
         (flag, row["kernel_from"].partition(" ")[0], row["kernel_to"])
         for flag, families in BACKENDS.items()
@@ -158,12 +190,19 @@ def _flags(
         if row["family"] in families and row["kernel_from"] != row["kernel_to"]
     ]
     former += [(row["name"], row["value_from"], row["value_to"]) for row in settings]
-    rows = []
+    written = {}
     for flag, value, new in dict.fromkeys(former):
         option = known.get(flag)
-        written = option.written(value) if option and option.takes == "value" and value else None
-        if written is None or flag in flags:
-            continue
+        text = option.written(value) if option and option.takes == "value" and value else None
+        if text is not None and flag not in flags:
+            written[flag] = (f"{option.option} {text}", value, new)
+    for flag, value, new in question.changed:
+        name = known[flag].option if flag in known else FLAGS[flag].options[0]
+        text = known[flag].written(str(value)) if flag in known else str(value)
+        option = f"without {name}" if value in (None, False) else name if value is True else f"{name} {text}"
+        written[flag] = (option, value, new)
+    rows = []
+    for flag, (option, value, new) in written.items():
         try:
             changed = _simulated(fork, {**flags, flag: value})["summary"]
         except InvalidInput:  # the former default does not fit the other ones
@@ -171,10 +210,6 @@ def _flags(
         gain = max((after[name] or 0.0) / changed[name] - 1.0 for name in LATENCIES if changed[name])
         if gain > WORTH:
             tpot = {f"tpot_p50_ms_{end}": side["tpot_p50_ms"] for end, side in (("from", after), ("to", changed))}
-            row = {"flag": f"{option.option} {written}", "undoes": f"{new} in place of {value}", **tpot}
+            row = {"flag": option, "undoes": f"{stated(new)} in place of {stated(value)}", **tpot}
             rows.append((-gain, len(rows), row))
     return [row for *_, row in sorted(rows, key=lambda found: found[:2])]
-
-
-def _word(value: Any) -> str | None:
-    return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)

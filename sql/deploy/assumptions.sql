@@ -117,9 +117,9 @@ sentences as (
             case when settings.draft_deployment_id is null then 'drafting takes no time'
                  else 'attention over them costs as much as over that many additional heads' end)),
     ('adapters', settings.max_loras > 0,
-     format('every token has an adapter (LoRA) of rank {} on all linear layers but routed experts, {} of them in a step at most; those of requests '
-            || 'are the load''s, or else on the GPU from the start. Their products are predicted as batched ones: no engine''s kernels for them '
-            || 'were measured', settings.max_lora_rank, settings.max_loras)),
+     format('adapters (LoRA) have rank {} on all linear layers but routed experts, {} of them in a step at most; in a step whose requests have some, '
+            || 'all tokens do. Where the load names none, each request has one and all are on the GPU from the start. Their products are predicted '
+            || 'as batched ones: no engine''s kernels for them were measured', settings.max_lora_rank, settings.max_loras)),
     ('without effect', settings.max_loras = 0 and coalesce(stated.max_loras, stated.max_lora_rank, stated.max_cpu_loras) is not null,
      'max_loras, max_cpu_loras and max_lora_rank have no effect: enable_lora is not stated'),
     ('data parallel', settings.dp > 1,

@@ -4,7 +4,7 @@ with facts as (
          plan.activations_bytes, plan.graphs_bytes, plan.kv_bytes, plan.capacity_units, plan.memory_units, plan.full_units,
            plan.window_units, plan.windows_apart,
          settings.model || coalesce(' with its draft model ' || drafts.model, '') as served, models.layer_count, models.max_positions,
-           models.linear_key_heads, models.linear_value_heads,
+           models.linear_key_heads, models.linear_value_heads, coalesce(models.weight_block, 128) as block,
          -- the memory of a draft model is counted with its target model
          settings.deployment_id in (select draft_deployment_id from deployment_settings where draft_deployment_id is not null) as is_draft
   from deployment_settings as settings
@@ -21,7 +21,7 @@ attention_heads as (
 widths as (
   select facts.deployment_id, facts.model, layers.ffn, layers.intermediate, layers.experts, layers.shared_intermediate, facts.tp,
          case when layers.ffn = 'moe' then facts.moe_tp else facts.tp end as parts, facts.moe_ep,
-         case when layers.ffn = 'moe' then facts.expert_format else facts.ffn_format end as format, facts.ffn_format,
+         case when layers.ffn = 'moe' then facts.expert_format else facts.ffn_format end as format, facts.ffn_format, facts.block,
          -- the version's kernel takes blocks as narrow as 32
          coalesce(layers.ffn = 'moe' and layers.intermediate // facts.moe_tp % 32 = 0 and exists (
            select 1 from engine_backends as known
@@ -75,16 +75,16 @@ from widths where ffn = 'moe' and experts % moe_ep <> 0
 union
 -- engines reject such a checkpoint where one scale would span parts of two blocks and no kernel of theirs takes narrower ones
 select deployment_id, 'blocks',
-       format('{} is quantised in blocks of 128, but each of {} parts gets {} of {} feed-forward channels, '
-          || 'not a multiple of 128; use other parallel sizes',
-              model, parts, intermediate // parts, intermediate)
-from widths where format = 'fp8_block' and intermediate % parts = 0 and intermediate // parts % 128 <> 0 and not takes_cut_blocks
+       format('{} is quantised in blocks of {}, but each of {} parts gets {} of {} feed-forward channels, '
+          || 'not a multiple of {}; use other parallel sizes',
+              model, block, parts, intermediate // parts, intermediate, block)
+from widths where format = 'fp8_block' and intermediate % parts = 0 and intermediate // parts % block <> 0 and not takes_cut_blocks
 union
 select deployment_id, 'blocks',
-       format('{} is quantised in blocks of 128, but each of {} parts gets {} of {} channels of the shared experts, '
-          || 'not a multiple of 128; use other parallel sizes',
-              model, tp, shared_intermediate // tp, shared_intermediate)
-from widths where ffn = 'moe' and ffn_format = 'fp8_block' and shared_intermediate % tp = 0 and shared_intermediate // tp % 128 <> 0
+       format('{} is quantised in blocks of {}, but each of {} parts gets {} of {} channels of the shared experts, '
+          || 'not a multiple of {}; use other parallel sizes',
+              model, block, tp, shared_intermediate // tp, shared_intermediate, block)
+from widths where ffn = 'moe' and ffn_format = 'fp8_block' and shared_intermediate % tp = 0 and shared_intermediate // tp % block <> 0
 union
 select deployment_id, 'expert_parallel',
        format('{} has no experts; disable expert parallelism', model)

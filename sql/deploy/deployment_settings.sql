@@ -45,8 +45,10 @@ needs as (
     deployment_id,
     [
       case when formats.expert_format = 'fp8_block' and (
-        select bool_or(intermediate * deployments.ep % (128 * deployments.tp * deployments.dp) <> 0) from model_layers as layers
+        select bool_or(intermediate * deployments.ep % (coalesce(models.weight_block, 128) * deployments.tp * deployments.dp) <> 0) from model_layers as layers
         where layers.model = models.model and layers.ffn = 'moe') then 'cut_blocks' end,
+      case when exists (select 1 from model_layers as layers where layers.model = models.model and layers.attention = 'selected')
+        then 'selected_blocks' end,
       case when models.attention_sinks then 'sinks' end,
       case when (select max(head_dim) > 256 and min(head_dim) < max(head_dim) from model_layers as layers
                  where layers.model = models.model and layers.attention in ('full', 'sliding')) then 'head_sizes' end,
@@ -153,7 +155,8 @@ select
        else greatest(limits.max_loras, coalesce(limits.max_cpu_loras, case adapting.host_memory when 'all' then 256 else 0 end)) end as adapter_places,
   coalesce(adapting.slices_apart, false) as adapter_slices_apart,
   coalesce(adapting.gathers, false) as adapter_gathers,
-  coalesce(adapting.head_waits, false) as adapter_head_waits
+  coalesce(adapting.head_waits, false) as adapter_head_waits,
+  coalesce(adapting.unused, 'skipped') as adapters_unused
 from limits
 join deployments using (deployment_id)
 join formats using (deployment_id)

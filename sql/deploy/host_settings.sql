@@ -32,11 +32,13 @@ agreed as (
   qualify row_number() over (
     partition by deployments.deployment_id order by holding_version(known.from_version, deployments.engine_version) desc) = 1
 ),
--- operations outside CUDA graphs that are no calls: those inside nodes, of which the node's call counts as one
+-- operations outside CUDA graphs that are no calls (those of drafts between the passes, apart from the others): those inside nodes, of which the node's call counts as one
 inner_launches as (
-  select deployment_id, sum(launches)::bigint as launches, sum(host_us) as host_us
+  select deployment_id, coalesce(sum(launches) filter (node not in ('draft_pass', 'draft_vocabulary')), 0)::bigint as launches, sum(host_us) as host_us,
+    coalesce(sum(launches) filter (node in ('draft_pass', 'draft_vocabulary')), 0)::bigint as of_drafts,
+    coalesce(sum(launches) filter (node in ('adapted', 'adapter_mapping')), 0)::bigint as of_adapters
   from (
-    select deployment_id, sum(operations) filter (where not apart) - max(case when swept then nodes else 0 end) as launches, sum(host_us) as host_us
+    select deployment_id, node, sum(operations) filter (where not apart) - max(case when swept then nodes else 0 end) as launches, sum(host_us) as host_us
     from layer_launches group by deployment_id, layer_kind, node
   )
   group by deployment_id
@@ -62,6 +64,8 @@ select
   models.experts is not null as experts,
   launched * per_eager_launch_us / cpu_speed as per_eager_launch_us,
   coalesce(inner_launches.launches, 0) as inner_launches,
+  coalesce(inner_launches.of_adapters, 0) as adapter_launches,
+  coalesce(inner_launches.of_drafts, 0) as draft_launches,
   launched * coalesce(inner_launches.host_us, 0) / cpu_speed as eager_dispatch_us,
   -- attention, its KV write, and the graph of the remaining kernels
   3 * models.layer_count as piecewise_launches,

@@ -25,6 +25,15 @@ with nodes as (
   group by deployment_id, layer_kind
   union all
   select deployment_id, 'model', 1, null, null, null, 'adapter_mapping' from deployment_settings where max_loras > 0
+  union all
+  -- each pass of a model that drafts token by token, and those whose vocabulary is a part of the target model's
+  select deployment_id, 'model', coalesce(speculative_num_steps, num_speculative_tokens), null, null, null, 'draft_pass'
+  from deployment_settings where draft_deployment_id is not null and not drafts_in_block
+  union all
+  select deployment_id, 'model', coalesce(speculative_num_steps, num_speculative_tokens), null, null, null, 'draft_vocabulary'
+  from deployment_settings
+  join draft_acceptance_rates as methods on methods.method = speculative_method and methods.draft_vocab is not null
+  where draft_deployment_id is not null and not drafts_in_block
 )
 select
   nodes.deployment_id,

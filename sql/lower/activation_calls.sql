@@ -20,22 +20,31 @@ gates as (
   from layers where attention = 'linear'
   union all
   -- kernels inside other nodes that their sweeps do not hold, such as the router's choice of experts
-  select deployment_id, layer_kind, launch, count, columns, two_inputs, 0 from layer_launches where apart
+  select deployment_id, layer_kind, launch, count, columns, two_inputs, 0 from layer_launches where apart and node <> 'adapted'
+),
+-- and those of adapters
+adapted as (
+  select deployment_id, step_shape_id, tokens, layer_kind, launch as name, count, columns, two_inputs as gated, 0 as beside_tokens
+  from layer_launches join step_tokens using (deployment_id) where apart and node = 'adapted' and adapters > 0
+),
+rows_of_gates as (
+  select deployment_id, step_shape_id, tokens, layer_kind, name, count, columns, gated, beside_tokens
+  from gates join step_tokens using (deployment_id) where tokens > 0
+  union all
+  select * from adapted
 )
 select
-  gates.deployment_id,
-  step_tokens.step_shape_id,
-  gates.layer_kind || '.' || gates.name as call,
-  gates.name,
+  deployment_id,
+  step_shape_id,
+  layer_kind || '.' || name as call,
+  name,
   settings.gpu,
   settings.engine,
-  gates.count,
-  step_tokens.tokens as rows,
-  gates.columns,
-  step_tokens.tokens <= gates.beside_tokens as beside,
-  activation_flops(step_tokens.tokens, gates.columns) as flops,
-  activation_bytes(step_tokens.tokens, gates.columns, gates.gated) as bytes
-from gates
+  count,
+  tokens as rows,
+  columns,
+  tokens <= beside_tokens as beside,
+  activation_flops(tokens, columns) as flops,
+  activation_bytes(tokens, columns, gated) as bytes
+from rows_of_gates
 join deployment_settings as settings using (deployment_id)
-join step_tokens using (deployment_id)
-where step_tokens.tokens > 0

@@ -13,12 +13,11 @@ rows_of_step as (
   union all
   select deployment_id, step_shape_id, 'prefill', prefill_requests * prefill_tokens from step_shapes where prefill_requests > 0
 ),
--- as many adapters as tokens drawn evenly from all of them are expected to be of, or one for each token that reads its adapter's weights itself
+-- the adapters of a step, or one for each token that reads its adapter's weights itself
 adapters as (
   select deployment_id, step_shape_id, tokens, gpu, engine, dtype,
-    case when adapter_gathers and tokens <= max_num_seqs then tokens else ceil(max_loras * (1 - (1 - 1 / max_loras) ** tokens) - 1e-9)::bigint end
-      as adapters
-  from step_tokens join deployment_settings using (deployment_id) where max_loras > 0 and tokens > 0
+    case when adapter_gathers and tokens <= max_num_seqs then tokens else step_tokens.adapters end as adapters
+  from step_tokens join deployment_settings using (deployment_id) where step_tokens.adapters > 0
 ),
 products as (
   select deployment_id, step_shape_id, phase, layer_kind, 'q_absorb' as name, gpu, engine, count, heads, m, kv_lora_rank as n,

@@ -25,9 +25,10 @@ from kernelsight.choices.contrasts import Candidates
 from kernelsight.choices.inputs import candidates_like, choice_of
 from kernelsight.choices.shapes_to_measure import budget_of, plan, planned_rows, suite_of_plan
 from kernelsight.dataflow.contract import conform
-from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.errors import InvalidInput
 from kernelsight.measure.suite import suite_of
 from kernelsight.session import connect
+from tests.asked import refusals
 from tests.choices.made_choices import SIZES, TARGET, fastest, rows, sweep
 from tests.fitting.measured import gemm, point, write
 
@@ -223,14 +224,7 @@ def test_calls_name_the_shapes(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize(
     ("given", "error", "sentence"),
-    [
-        ({"family": "gem"}, UnknownName, "unknown kernel family 'gem'. Did you mean gemm"),
-        ({"gpu": "l41s"}, UnknownName, "unknown GPU 'l41s'. Did you mean l40s"),
-        ({"sources": ["l40s"]}, InvalidInput, "--sources names l40s, the GPU to choose for"),
-        ({"sources": ["t4"]}, UnknownName, "The sweeps hold a100_sxm, h100_sxm."),
-        ({"family": "moe"}, InvalidInput, "the sweeps hold no moe kernel of a GPU other than l40s to learn from"),
-        ({"gpu": "mi300x"}, InvalidInput, "mi300x is a GPU of amd, of which the sweeps hold no gemm kernel"),
-    ],
+    refusals("choices/test_choices::test_what_cannot_be_chosen_is_refused"),
 )
 def test_what_cannot_be_chosen_is_refused(tmp_path: Path, given: dict, error: type[Exception], sentence: str) -> None:
     family, gpu = given.pop("family", "gemm"), given.pop("gpu", TARGET)

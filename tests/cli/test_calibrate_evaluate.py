@@ -16,6 +16,7 @@ from kernelsight.cli.calibrate.evaluate import split_of
 from kernelsight.errors import InvalidInput
 from kernelsight.evaluation.kernels.kernel_scores import COLUMNS
 from kernelsight.fitting.splits import HEADLINE_TRAIN
+from tests.asked import refusals
 from tests.fitting.measured import gemm, write
 
 WORDS = {"train_gpus": None, "test_gpus": "gb200", "tier": None, "budget": None, "families": None, "final": False}
@@ -55,16 +56,7 @@ def test_a_budget_and_the_tier_go_together(given: dict[str, Any], tier: str, bud
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
-    [
-        ({"budget": 0.1, "tier": "cross-generation"}, "which has no test-GPU measurements"),
-        ({"whole_layers": True}, "--whole-layers says which sites are measured together"),
-        ({"points": 0}, "--points is 0; give the points of each kernel, such as 3"),
-        ({"random_points": -1}, "--random-points is -1; give the points"),
-        ({"points": 3, "random_points": 3}, "--points plans what to measure and --random-points draws it"),
-        ({"points": 3, "budget": 0.1}, "--points measures calls of the test GPU in place of sites"),
-        ({"points": 3, "tier": "cross-generation"}, "leave out --budget, --whole-layers and --tier cross-generation"),
-        ({"test_gpus": " , "}, "--test-gpus is empty"),
-    ],
+    refusals("cli/test_calibrate_evaluate::test_words_that_contradict_each_other_are_refused"),
 )
 def test_words_that_contradict_each_other_are_refused(given: dict[str, Any], sentence: str):
     with pytest.raises(InvalidInput, match=sentence):

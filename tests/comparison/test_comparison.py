@@ -18,7 +18,7 @@ from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed
 from kernelsight.errors import InvalidInput
 from kernelsight.session import Session, connect
 from tests.cli.conftest import run_command
-from tests.logs.written import DATA
+from tests.logs.written import DATA, matrix, save
 
 FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "max_num_batched_tokens": 8192}
 N = 500
@@ -107,14 +107,40 @@ def check_parts_add_up(found: Comparison) -> None:
     assert mean == pytest.approx(rows["e2e_miss_ms"].to_numpy().mean(), abs=1e-6)
 
 
-def test_noise_of_single_requests_accuses_nobody(session: Session) -> None:
-    load, dice, served = drawn(), np.random.default_rng(3), as_stated()
-    noise = np.exp(0.05 * dice.standard_normal((2, N)))
-    log = log_of(load, served)
-    ttft = served.ttft_ms * noise[0]
-    for name, values in (("ttft_ms", ttft), ("e2e_ms", ttft + (served.e2e_ms - served.ttft_ms) * noise[1])):
+def with_noise(log: pa.Table, share: float, seed: int) -> pa.Table:
+    """Return a log whose TTFTs and decode times scatter by a share."""
+    noise = np.exp(share * np.random.default_rng(seed).standard_normal((2, log.num_rows)))
+    ttft, e2e = log["ttft_ms"].to_numpy(), log["e2e_ms"].to_numpy()
+    for name, values in (("ttft_ms", ttft * noise[0]), ("e2e_ms", ttft * noise[0] + (e2e - ttft) * noise[1])):
         log = log.set_column(log.column_names.index(name), name, pa.array(values))
-    assert session.compare(requests=log, deployment=FLAGS, suspects="none").summary["causes"] == []
+    return log
+
+
+@pytest.mark.parametrize(("share", "seed"), [(0.05, 3), (0.03, 4), (0.02, 5)])
+def test_noise_of_single_requests_accuses_nobody(session: Session, share: float, seed: int) -> None:
+    log = with_noise(log_of(drawn(), as_stated()), share, seed)
+    found = session.compare(requests=log, deployment=FLAGS, suspects="none").summary
+    assert found["causes"] == [] and found["verdict"].startswith(("log and", "mean E2E"))
+
+
+def test_seats_that_only_metrics_of_the_server_show_are_named(session: Session, tmp_path: Path) -> None:
+    served = LogReplayer(session, drawn()).serve([Variant({**FLAGS, "max_num_seqs": 16})])[0]
+    log = with_noise(log_of(drawn(), served), 0.03, 1)
+    pq.write_table(log.drop_columns(["ttft_ms", "ttft_clock"]), tmp_path / "log.parquet")
+    scrapes = {("vllm:num_requests_running", "a"): [9, 16, 16, 12], ("vllm:num_requests_waiting", "a"): [0, 2, 3, 0]}
+    metrics = save(tmp_path / "range.json", matrix(scrapes))
+    found = session.compare(log=tmp_path / "log.parquet", metrics=metrics, deployment=FLAGS).summary
+    assert [(cause["name"], cause["value"]) for cause in found["causes"]] == [("max_num_seqs", 16)]
+
+
+@pytest.mark.parametrize(("seats", "seed"), [(16, 1), (18, 2)])
+def test_seats_that_only_the_tail_waits_for_are_named_despite_noise(session: Session, seats: int, seed: int) -> None:
+    served = LogReplayer(session, drawn()).serve([Variant({**FLAGS, "max_num_seqs": seats})])[0]
+    log = with_noise(log_of(drawn(), served), 0.03, seed)
+    found = session.compare(requests=log, deployment=FLAGS, suspects="all").summary
+    assert [(cause["name"], cause["value"]) for cause in found["causes"]] == [("max_num_seqs", seats)]
+    assert found["verdict"].startswith("TTFT p9") and f"max_num_seqs {seats}" in found["verdict"]
+    assert abs(found["e2e_ms"]["bias"]) < 0.3
 
 
 def test_a_log_of_e2e_alone_is_enough(session: Session) -> None:

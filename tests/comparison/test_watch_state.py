@@ -10,6 +10,7 @@ import pytest
 
 from kernelsight.comparison.watch_state import State, state_of
 from kernelsight.errors import InvalidInput
+from tests.asked import refusals
 
 
 def written(path: Path, **changed: Any) -> Path:
@@ -25,13 +26,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "sentence"),
-    [
-        ({"kept": [[], 1]}, "kept.compared is more than the kept requests"),
-        ({"totals": {}}, "totals are not "),
-        ({"drifts": {"speed": [0.0, 0.0, 0, 0, None, None]}}, "drifts has an unknown metric"),
-        ({"scraped_at": -1.0}, "a time is before 0 or after the year 5000"),
-        ({"scraped_at": 2e11}, "a time is before 0 or after the year 5000"),
-    ],
+    refusals("comparison/test_watch_state::test_values_of_the_right_type_that_no_watch_writes_are_refused"),
 )
 def test_values_of_the_right_type_that_no_watch_writes_are_refused(
     tmp_path: Path, changed: dict[str, Any], sentence: str

@@ -18,6 +18,7 @@ from kernelsight.dataflow.contract import Column, Contract, arrow_schema, confor
 from kernelsight.dataflow.locations import folder
 from kernelsight.dataflow.violations import duplicate_fault
 from kernelsight.errors import ContractBroken, InvalidInput
+from tests.asked import refusals
 
 PARTS = Contract(
     "parts",
@@ -88,13 +89,7 @@ GOOD = {
 
 @pytest.mark.parametrize(
     "change",
-    [
-        *({"grain": None}, {"kind": "guessed"}, {"columns": []}, {"columns": None}, {"like": 3}, {"rows": 3}),
-        *({"columns": [GOOD["columns"][0] | wrong]} for wrong in (
-            *({"key": "yes"}, {"name": "Part"}, {"reference": "gpus"}, {"compare": {"beside": "part"}}),
-            *({"min": "0"}, {"check": "part > 'A'"}),
-        )),
-    ],
+    refusals("dataflow/test_contract::test_the_json_schema_refuses_a_malformed_contract"),
 )  # fmt: skip
 def test_the_json_schema_refuses_a_malformed_contract(change: dict[str, Any]) -> None:
     VALIDATOR(SCHEMA).validate(GOOD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelsight.logs import read_logs
+from tests.asked import refusals
 from tests.logs.asked import refusal, statistics
 from tests.logs.written import save
 
@@ -20,13 +21,7 @@ def test_a_row_becomes_statistics_of_its_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "sentence"),
-    [
-        ("b,m,l4,1,vllm,100,11,4,-50,5,", "column ttft_ms: 1 row fails"),
-        ("b,m,l4,1,vllm,100,11,4,50,inf,", "column tpot_ms has NaN or infinity in row 2"),
-        ("b,m,l4,1,vllm,100,11,4,0.05,5,", "column ttft_ms: 1 row fails 'ttft_ms >= 0.5'"),
-        ("b,m,l4,1,vllm,100,11,4,50,0.005,", "column tpot_ms: 1 row fails 'tpot_ms >= 0.1'"),
-        ("b,m,l4,1,vllm,-100,11,4,50,5,", "column isl: 1 row fails"),
-    ],
+    refusals("logs/test_measured_runs::test_an_impossible_figure_is_refused"),
 )
 def test_an_impossible_figure_is_refused(row, sentence, tmp_path):
     path = save(tmp_path / "runs.csv", f"{HEAD}a,m,l4,1,vllm,100,11,4,50,5,\n{row}\n")

@@ -124,3 +124,9 @@ def test_power_of_gpus_adds_up_by_machine_and_energy_counters_come_first(tmp_pat
         ("GPUs of n2", 200.0, 1),
     ]
     assert [row["running"] for row in found if row["replica"] == "a"] == [3.0, 4.0]
+
+
+def test_series_that_are_not_used_are_told_from_series_without_a_name(tmp_path):
+    query = matrix({("vllm:num_requests_running", "a"): [2, 4], ("vllm:request_success_total", "a"): [1, 2]})
+    query["data"]["result"].append({"metric": {"pod": "a"}, "values": [[0, "1"]]})
+    assert faults(read_logs(metrics=save(tmp_path / "range.json", query))) == {"unused_series": 1, "unnamed_series": 1}

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.asked import refusals
 from tests.logs.asked import refusal
 from tests.logs.written import (
     BLIS_HEADER,
@@ -168,16 +169,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, role: str, conten
 
 @pytest.mark.parametrize(
     ("contents", "words"),
-    [
-        ({}, "is an empty folder. Give a folder with the results of a benchmark client"),
-        (
-            {"a.json": {"x": 1}, "b.txt": "secret", "c.html": "<html>"},
-            "is a folder without a file of a known format: a.json (no known format: it has 1 field: none with the name "
-            "of a known one), "
-            f"b.txt ({UNKNOWN}), c.html (is an HTML or XML page, often that of an error)",
-        ),
-        ({"t.json": chrome_trace()}, "is a folder without requests: t.json is a Chrome trace of torch.profiler."),
-    ],
+    refusals("logs/test_refusals::test_a_folder_without_requests_is_refused"),
 )
 def test_a_folder_without_requests_is_refused(tmp_path: Path, contents: dict, words: str) -> None:
     for name, content in contents.items():

@@ -10,7 +10,7 @@ from kernelsight.dataflow.locations import folder
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.refusals import ORDER, refuse_faults
 from kernelsight.session import connect
-from tests.asked import give_plan
+from tests.asked import give_plan, refusals
 
 
 def refused(*deployments):
@@ -24,62 +24,8 @@ def refused(*deployments):
     return ""
 
 
-REFUSED = [
-    (
-        {"model": "qwen2.5-7b", "tp": 8},
-        {
-            "heads": "qwen2.5-7b has 28 attention heads, not divisible by tensor-parallel size 8; "
-            "use a size that divides 28",
-        },
-    ),
-    (
-        {"model": "phi-4", "tp": 4},
-        {
-            "kv_heads": "phi-4 has 10 key-value heads, not divisible by tensor-parallel size 4; "
-            "use a size that divides 10",
-        },
-    ),
-    (
-        {"model": "qwen3-next-80b-a3b", "dp": 3},
-        {"width": "qwen3-next-80b-a3b has a feed-forward width of 512, not divisible into 3 parts; "
-        "use other parallel sizes"},
-    ),
-    (
-        {"model": "gpt-oss-120b", "dp": 3, "ep": 3},
-        {"experts": "gpt-oss-120b has 128 experts, not divisible by expert-parallel size 3; "
-        "use other parallel sizes"},
-    ),
-    (
-        {"model": "llama-3.1-8b", "tp": 2, "ep": 2},
-        {"expert_parallel": "llama-3.1-8b has no experts; disable expert parallelism"},
-    ),
-    (
-        {"model": "llama-3.1-8b", "pp": 33},
-        {"pipeline": "llama-3.1-8b has 32 layers, fewer than pipeline-parallel size 33; use a smaller size"},
-    ),
-    (
-        {"model": "qwen2.5-0.5b", "gpu": "v100_sxm"},
-        {"dtype": "v100_sxm has no bf16 tensor cores; use --dtype fp16"},
-    ),
-    (
-        {"model": "qwen2.5-0.5b", "gpu": "t4"},
-        {"dtype": "t4 has no bf16 tensor cores; use --dtype fp16"},
-    ),
-    (
-        {"model": "qwen3-32b", "max_model_len": 40961},
-        {
-            "model_len": "max_model_len 40961 exceeds the 40960 tokens that qwen3-32b supports; use at most that, "
-            "or state how far its RoPE reaches (--max-position-embeddings)"
-        },
-    ),
-    (
-        {"model": "llama-3.1-8b", "max_num_batched_tokens": 128, "max_num_seqs": 256},
-        {
-            "chunking": "max_num_batched_tokens 128 is less than max_num_seqs 256; raise the former "
-            "or lower the latter",
-        },
-    ),
-]  # fmt: skip
+# a deployment, and the sentence of each of its faults
+REFUSED = refusals("lowering/test_deployment_faults::REFUSED")
 RUNNING = [
     {"model": "qwen2.5-7b", "tp": 4},
     {"model": "phi-4", "tp": 5},

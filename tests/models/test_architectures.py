@@ -11,7 +11,8 @@ import yaml
 from kernelsight.errors import InvalidInput
 from kernelsight.models.architectures import FOLDER, architecture_of
 from kernelsight.models.config import read_config, read_config_file
-from kernelsight.models.expressions import LARGEST, LONGEST, Impossible, Malformed, read_expression
+from kernelsight.models.expressions import LARGEST, Impossible, Malformed, read_expression
+from tests.asked import refusals
 
 SIZES = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16}
 CONFIG = SIZES | {"num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 65536, "dtype": "bfloat16"}
@@ -47,26 +48,7 @@ def test_expressions(text, scope, value):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [
-        ("", "not an expression"),
-        ("a +", "not an expression"),
-        ("a = 1", "not an expression"),
-        ("__import__('os')", "no function '__import__'"),
-        ("a.__class__", "not allowed"),
-        ("a[0:1]", "not allowed"),
-        ("[x for x in a]", "not allowed"),
-        ("lambda: 1", "not allowed"),
-        ("a ** 9", "not allowed"),
-        ("a is b", "not allowed"),
-        ("f'{a}'", "not allowed"),
-        ("(a := 1)", "not allowed"),
-        ("max(*a)", "without names or stars"),
-        ("has(a + b)", "name of a field"),
-        (f"{LARGEST * 2}", "no number or text"),
-        ("None", "no number or text"),
-        ("a" * (LONGEST + 1), "characters"),
-        ("(" * 200 + ")" * 200, "not an expression|not allowed"),
-    ],
+    refusals("models/test_architectures::test_what_is_no_expression"),
 )
 def test_what_is_no_expression(text, problem):
     with pytest.raises(Malformed, match=problem):
@@ -128,36 +110,7 @@ def test_a_file_of_ones_own(own):
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
-    [
-        ("like: grouped_query", "like: grouped", "mine.yaml: 'grouped' is no architecture file"),
-        ("layer % window_every", "layer % window", r"line 7: attention: .* there is no field 'window'"),
-        ("layer % window_every", "eval(1)", "line 7: attention: .* there is no function 'eval'"),
-        ("sliding if", "slided if", r"line 7: attention: .* there is no field 'slided'"),
-        ("sliding if", "moe if", "attention of layer 1 is 'moe', but must be one of full, sliding"),
-        ("{default: 2}", "{kind: integer}", "line 5: window_every: a field has a kind: size"),
-        (
-            "{default: 2}",
-            "{standard: 2}",
-            "line 5: fields.window_every.standard must be one of the known names: kind, names",
-        ),
-        ("{default: 2}", "7", "sliding_dense"),
-        ("layers:", "layer:", "line 6: layer must be one of the known names: architectures"),
-        ("layers:", "columns:\n  hiden: 1\nlayers:", "line 7: hiden: there is none among columns; did you mean hidden"),
-        ("like: grouped_query", "source: mine", "line 6: layers: they lack count, ffn; be like decoder"),
-        ("layers:", "columns: {hidden: full}\nlayers:", "hidden is 'full' for this config, but must be a whole number"),
-        ("{default: 2}", "{names: 5}", "line 5: fields.window_every.names must be a list"),
-        ("layers:", "checks:\n  - holds: 1\nlayers:", "line 6: checks must be a mapping with field, expected"),
-        ("layers:", "checks: [{holds: 1, field: x, expected: y}]\nlayers:", "line 6: checks: there is no field 'x'"),
-        ("layers:", "products: {p: {for: [wide], n: 1, k: 1}}\nlayers:", "p: no layer is of kind 'wide'"),
-        ("layers:", "products: {p: {for: [full], format: x, n: 1, k: 1}}\nlayers:", "p.format must be attention or"),
-        ("layers:", "products: {p: {for: [full], n: {}, k: 1}}\nlayers:", "p: n is an expression, or one for one of"),
-        (
-            "layers:",
-            "products: {p: {for: [full], n: {rows: 1}, k: 1}}\nlayers:",
-            "must be one of the known names: heads",
-        ),
-        ("[MineForCausalLM]", "[MineForCausalLM", "mine.yaml is not YAML"),
-    ],
+    refusals("models/test_architectures::test_what_a_file_cannot_state"),
 )
 def test_what_a_file_cannot_state(own, old, new, problem):
     if problem == "sliding_dense":  # a default as a plain value

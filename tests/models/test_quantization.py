@@ -10,6 +10,7 @@ from kernelsight import errors
 from kernelsight.catalog.model_names import CATALOGUE
 from kernelsight.models.config import load_catalogue, read_config
 from kernelsight.models.quantization import matches
+from tests.asked import refusals
 
 CONFIGS = {entry["model"]: entry["config"] for entry in map(json.loads, CATALOGUE.read_text().splitlines())}
 ROWS = {row["model"]: row for row in load_catalogue()[0]}
@@ -157,34 +158,7 @@ def test_hf_quant_config_wins():
 
 @pytest.mark.parametrize(
     ("quantization", "sentence"),
-    [
-        (
-            {"quant_method": "hqq"},
-            "quant_method 'hqq' is not supported. Supported: auto-round, awq, bitsandbytes, compressed",
-        ),
-        ({"bits": 4}, "quantization_config has no field 'quant_method'"),
-        (
-            {"quant_method": "gptq", "bits": 5},
-            "bits 5 is not supported. Supported: forms of int2_wo, int3_wo, int4_wo, int8_wo",
-        ),
-        ({"quant_method": "gptq"}, "has no field 'bits'"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
-        (
-            compressed(group("float", 6, group_size=16)),
-            "weights.type float, weights.num_bits 6, weights.group_size 16' is not supported",
-        ),
-        (
-            compressed(group("float", 4, True, group_size=64)),
-            "weights.group_size 64, input_activations.num_bits 4, .*' is not supported",
-        ),
-        (
-            compressed(group("int", 4, True)),
-            "weights.type int, weights.num_bits 4, input_activations.num_bits 4, .*' is not supported",
-        ),
-        (compressed(group("int", 8), ignore=["re:(("]), r"'re:\(\(', but must be a list of module names and valid"),
-        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 4}}, "KV cache quantisation .* is not supported"),
-        ("fp8", "'quantization_config' is 'fp8', but must be an object"),
-    ],
+    refusals("models/test_quantization::test_what_is_not_understood_is_refused"),
 )
 def test_what_is_not_understood_is_refused(quantization, sentence):
     with pytest.raises(errors.InvalidInput, match=sentence):

@@ -8,6 +8,7 @@ import pytest
 
 import kernelsight as ks
 from kernelsight.errors import UnknownName
+from kernelsight.present.figures.charts import points_of
 from kernelsight.present.html.page import plain
 from kernelsight.present.pages.size import _front_lines
 
@@ -33,6 +34,12 @@ def test_charts_hold_the_rows_of_runs_and_grids() -> None:
         wanted = grid.summary.to_pylist()
         assert found == {(row["gpu"], row["max_concurrency"]): plain(row)["ttft_p99_ms"] for row in wanted}
         assert chart["encoding"]["color"] == {"field": "gpu", "type": "nominal"}
+        assert "strokeDash" not in chart["encoding"]
+        more = {"gpu": ["l4", "h100_sxm"], "max_concurrency": [1, 4], "enforce_eager": [False, True]}
+        lines = session.what_if(more | LOAD | {"output_len": [8, 9]}).plot(x="max_concurrency", y="ttft_p99_ms")
+        encoding = lines.to_dict()["encoding"]
+        apart = {encoding["strokeDash"]["field"], *(one["field"] for one in encoding["detail"])}
+        assert apart == {"gpu", "enforce_eager", "output_len"}  # a line's points differ in x alone
         step = session.predict(gpu="l4", model="qwen3-0.6b", context_len=100)
         kernels = {row["name"] for row in rows_of(step.plot().to_dict()) if row.get("name")}
         assert kernels == {row["name"] for row in step.kernels.to_pylist() if row["flops"]} != set()
@@ -40,6 +47,15 @@ def test_charts_hold_the_rows_of_runs_and_grids() -> None:
             grid.plot(y="ttft_p98_ms")
         with pytest.raises(UnknownName, match="unknown figure 'Queue'"):
             run.plot("Queue")
+
+
+def test_an_axis_of_widely_different_values_is_logarithmic() -> None:
+    pytest.importorskip("altair")
+    rows = [{"rate": 1.0, "late": 20.0}, {"rate": 2.0, "late": 50_000.0}]
+    encoding = points_of(rows, ["rate", "late"], ["rate"], "rate", "late", "").to_dict()["encoding"]
+    assert encoding["y"]["scale"] == {"type": "log"} and "scale" not in encoding["x"]
+    none_late = points_of([*rows, {"rate": 4.0, "late": 0.0}], ["rate", "late"], [], "rate", "late", "").to_dict()
+    assert "scale" not in none_late["encoding"]["y"]
 
 
 def test_a_grid_is_printed_with_its_front() -> None:

@@ -18,6 +18,7 @@ from kernelsight.scenario.flags import FLAGS
 from kernelsight.scenario.grid import read_grid
 from kernelsight.serving.load.recorded_loads import read_trace
 from kernelsight.session import connect
+from tests.asked import refusals
 from tests.conftest import random_worlds
 
 LOAD = {"request_rate": 5, "num_prompts": 5, "input_len": 100, "output_len": 5}
@@ -120,14 +121,7 @@ def test_a_trace_of_decimals_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "missing/run.duckdb",
-        "/proc/run.duckdb",
-        "/proc/self/run.json",
-        "x" * 300 + ".json",
-        "x" * 250 + ".csv",
-        "folder.json",
-    ],
+    refusals("safety/test_figures::test_an_output_that_cannot_be_written_is_refused_before_the_work"),
 )
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     name: str, refusal: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

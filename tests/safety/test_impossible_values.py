@@ -10,21 +10,14 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from tests.asked import refusals
+
 VIEWS = {"report": "page.html", "timeline": "trace.json"}
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [
-        ("step_costs set gpu_us = -gpu_us", "column gpu_us: .* rows fail 'gpu_us >= 0'"),
-        ("step_costs set gpu_us = 'NaN'", "column gpu_us has NaN or infinity"),
-        ("step_costs set launches = -1", "column launches: .* rows fail 'launches >= 0'"),
-        ("kernel_latencies set latency_us = 0", "column latency_us: .* rows fail 'latency_us > 0'"),
-        ("replica_totals set gpu_ns = -1", "column gpu_ns: 1 row fails 'gpu_ns >= 0'"),
-        ("memory_plan set capacity_units = -1", "column capacity_units: 1 row fails"),
-        ("deployment_settings set tp = 0", "column tp: 1 row fails 'tp > 0'"),
-        ("request_events set first_token_ns = 0", "column first_token_ns: .* rows fail .*first_token_ns >= sched"),
-    ],
+    refusals("safety/test_impossible_values::test_a_saved_run_with_impossible_values"),
 )
 def test_a_saved_run_with_impossible_values(
     change: str,

@@ -16,6 +16,7 @@ from kernelsight.files.redaction import REDACTED
 from kernelsight.logs.settings import flat_settings
 from kernelsight.present.html import page as pages
 from kernelsight.searching.llm import client as llm_client
+from tests.asked import refusals
 from tests.cli.conftest import run_command
 
 SECRET = "S3CRETx9"
@@ -90,20 +91,7 @@ def test_a_grid_of_lines_prints_and_keeps_no_secret(as_command, tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [
-        LINE.replace("vllm serve", "vllm sreve"),
-        LINE + " 'open",
-        LINE.replace("--max-num-seqs 8", f"--max-num-seqs {SECRET}").replace(f"seqs {SECRET}", "seqs $DB_PASSWORD"),
-        LINE.replace("Qwen/Qwen3-0.6B", f"https://user:{SECRET}@host/no/such-model"),
-        LINE + f' --speculative-config \'{{"token": "{SECRET}"\'',
-        LINE + " --max-num-seqz 3",
-        LINE + " --max-model-len",
-        LINE + " & " + LINE,
-        f"apiVersion: v1\nspec:\n  image: vllm/vllm-openai\n  env: [{{name: A, value: !{SECRET} }}]\n",
-        f"apiVersion: v1\nspec:\n  image: vllm/vllm-openai\n  env: [{{name: A, value: *{SECRET} }}]\n",
-        f"apiVersion: v1\nspec:\n  image: x\n  env: [{{name: A_KEY, value: {SECRET}}}\n",
-        f"apiVersion: v1\nspec:\n  image: vllm/vllm-openai\n  args: [--model, nothing]\n  env: {{A_KEY: {SECRET}}}\n",
-    ],
+    refusals("safety/test_secrets::test_no_refusal_shows_a_secret"),
 )
 def test_no_refusal_shows_a_secret(as_command, line):
     answer = as_command("predict", "--launch", line, "--gpu", "l4", "--phase", "decode", "--context-len", 9)

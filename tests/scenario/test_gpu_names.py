@@ -56,8 +56,18 @@ def test_the_session_s_gpus_come_first():
         assert gpu_assumptions(session, {"gpu": "H100", "prefill_gpu": "h100_pcie"}) == [
             "H100 is read as h100_sxm: the SXM5 board with 80 GB is assumed; others: h100_pcie, h100_nvl"
         ]
+        assert gpu_assumptions(session, {"gpu": "NVIDIA L4"}) == ["NVIDIA L4 is read as l4"]
         session.extend("gpus", [row])
         assert resolve_gpu(session, "H100") == "H100"
         assert gpu_assumptions(session, {"gpu": "H100"}) == []
         with pytest.raises(UnknownName, match="unknown GPU 'TPU v5e'"):
             resolve_gpu(session, "TPU v5e")
+
+
+def test_what_if_says_which_names_of_a_grid_are_others_in_its_tables():
+    load = {"max_concurrency": 1, "num_prompts": 2, "input_len": 16, "output_len": 2, "model": "qwen3-0.6b"}
+    with connect() as session:
+        found = session.what_if(load | {"gpu": ["a100", "l4"]})
+    assert set(found.summary["gpu"].to_pylist()) == {"a100_sxm", "l4"}
+    (sentence,) = found.assumed
+    assert sentence.startswith("a100 is read as a100_sxm: ") and sentence in str(found)

@@ -15,6 +15,7 @@ from kernelsight.errors import InvalidInput, KernelSightError
 from kernelsight.scenario.grid import expand, read_grid
 from kernelsight.scenario.plan import plan_rows
 from kernelsight.session import Session
+from tests.asked import refusals
 
 ROW = {"model": "qwen3-0.6b", "gpu": "l4", "max_concurrency": 2, "num_prompts": 4, "input_len": 8, "output_len": 4}
 
@@ -79,18 +80,7 @@ def test_files_that_are_no_grid(session: Session, tmp_path: Path, text: str, sen
 
 @pytest.mark.parametrize(
     ("grid", "sentence"),
-    [
-        (
-            "absent.json",
-            "grid absent.json does not exist; give JSON of axes, a table of scenarios as CSV or Parquet, or a ",
-        ),
-        (
-            "grid.txt",
-            "the grid 'grid.txt' is neither a .json, .csv or .parquet file, nor JSON, nor a query; a query starts with",
-        ),
-        ("select * from gpus where false", "has no rows; give at least one scenario."),
-        ("select * from gpu", "unknown table 'gpu'. Did you mean gpus"),
-    ],
+    refusals("scenario/test_grid::test_words_that_are_no_grid"),
 )
 def test_words_that_are_no_grid(session: Session, grid: str, sentence: str):
     with pytest.raises(KernelSightError) as caught:
@@ -100,27 +90,7 @@ def test_words_that_are_no_grid(session: Session, grid: str, sentence: str):
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [
-        ({"gpu": "l5"}, "row 2 of the grid: unknown GPU 'l5'. Did you mean l4"),
-        ({"model": "qwen3-0.7b"}, "row 2 of the grid: "),
-        ({"tensor_paralel_size": 2}, "row 2 of the grid: unknown flag 'tensor_paralel_size'. Did you mean tensor_"),
-        ({"input_len": 0}, "row 2 of the grid: input_len is 0; give a whole number of at least 1."),
-        ({"max_concurrency": 1.5}, "row 2 of the grid: max_concurrency is 1.5; give a whole number of at least 1."),
-        (
-            {"max_concurrency": None},
-            "row 2 of the grid: no workload is given; set trace, request_rate or max_concurrency.",
-        ),
-        ({"output_len": None}, "row 2 of the grid: the synthetic workload is missing output_len. "),
-        ({"trace": "day.csv"}, "row 2 of the grid: trace and input_len, output_len are both set"),
-        ({"engine": "tgi"}, "row 2 of the grid: engine is 'tgi'; give one of vllm, sglang, trtllm."),
-        ({"dtype": "int3"}, "row 2 of the grid: dtype is 'int3'; give one of auto, bf16, bfloat16, fp16, "),
-        ({"tp": 1, "tensor_parallel_size": 2}, "row 2 of the grid: tp and tensor_parallel_size are the same flag"),
-        ({"price_per_gpu_hour": -1}, "row 2 of the grid: price_per_gpu_hour is -1; give a finite number, 0 or more."),
-        ({"price_per_gpu_hour": "2"}, "row 2 of the grid: price_per_gpu_hour is '2'; give a finite number, 0 or more."),
-        ({"keep_steps": True}, "row 2 of the grid: unknown flag 'keep_steps'"),
-        ({}, "rows 1 and 2 of the grid are the same scenario; keep one of them."),
-        ({"gpu": "L4", "seed": 0.0}, "rows 1 and 2 of the grid are the same scenario; keep one of them."),
-    ],
+    refusals("scenario/test_grid::test_a_refusal_names_the_row"),
 )
 def test_a_refusal_names_the_row(session: Session, change: dict[str, Any], sentence: str):
     assert refused(session, [ROW, ROW | change]).startswith(sentence)

@@ -14,6 +14,7 @@ from kernelsight.scenario.kv_tiers import parse_tiers, tiers_text
 from kernelsight.scenario.launch.commands import launch_command
 from kernelsight.scenario.launch.deployments import read_launch_line
 from kernelsight.scenario.scenario_rows import normalise
+from tests.asked import refusals
 
 
 @pytest.mark.parametrize(
@@ -34,18 +35,7 @@ def test_one_spelling_of_the_same_tiers(text: str, same: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("ram:2GiB", "kv_tier is 'ram:2GiB'; give host:200GiB"),
-        ("host", "kv_tier is 'host'; give host:200GiB"),
-        ("host:-1", "the capacity '-1' of kv_tier cannot be read"),
-        ("host:200", "the capacity '200' of kv_tier is 200 bytes; give a unit, as in 200GiB"),
-        ("host:2 cows", "the capacity '2 cows' of kv_tier cannot be read"),
-        ("host:nanGiB", "cannot be read"),
-        ("host:1GiB+host:2GiB", "kv_tier states the tier host twice"),
-        ("host:1GiB:speed=3", "kv_tier has 'speed=3'; known are read=GB/s"),
-        ("host:1GiB:read=0", "'read=0' of kv_tier cannot be read; give GB/s"),
-        ("host:1GiB:latency=x", "'latency=x' of kv_tier cannot be read; give microseconds"),
-    ],
+    refusals("scenario/test_kv_tiers::test_refused_in_one_sentence"),
 )
 def test_refused_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):

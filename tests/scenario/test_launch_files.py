@@ -6,6 +6,7 @@ import pytest
 
 from kernelsight.errors import InvalidInput
 from kernelsight.scenario.launch.deployments import read_launch_line, with_launch_line
+from tests.asked import refusals
 
 HIDDEN = "H1DDENx9"
 LINES = {
@@ -60,14 +61,7 @@ def test_of_a_file_only_names_of_options_are_shown(named):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [
-        (f"a: b\n  {HIDDEN}: c: [\n", "is not YAML (line 2)"),
-        (f"a: !x)y{HIDDEN} z\n", "is not YAML (line 1)"),
-        (f"{HIDDEN}\n", "has no options"),
-        (f"max-num-seqs: {HIDDEN}\n", "--max-num-seqs of the launch line: the value"),
-        (f"num-gpu-blocks-override: {HIDDEN}\n", "--num-gpu-blocks-override of the launch line needs whole numbers"),
-        (f"max-model-len: {HIDDEN[0]}\nkv-cache-dtype: {HIDDEN}\n", "--max-model-len of the launch line: the value"),
-    ],
+    refusals("scenario/test_launch_files::test_no_refusal_shows_what_is_in_a_file"),
 )
 def test_no_refusal_shows_what_is_in_a_file(named, content, sentence):
     with pytest.raises(InvalidInput) as error:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kernelsight as ks
-from kernelsight.errors import InvalidInput, UnknownName
+from kernelsight.errors import InvalidInput
 from kernelsight.scenario.flags import ALIASES
 from kernelsight.scenario.scenario_rows import deployment_row, normalise, scenario_row
-from tests.asked import summaries
+from tests.asked import refusals, summaries
 
 ROW = {"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 20.0, "num_prompts": 6, "input_len": 64, "output_len": 4}
 CHANGES = {
@@ -168,49 +168,7 @@ def test_a_scenario_that_does_not_fit_is_a_row_with_its_status(session: ks.Sessi
 
 @pytest.mark.parametrize(
     ("change", "error", "words"),
-    [
-        ({"num_promts": 3}, UnknownName, "unknown flag 'num_promts'. Did you mean num_prompts"),
-        ({"num_prompts": 2.5}, InvalidInput, "num_prompts is 2.5; give a whole number of at least 1."),
-        ({"num_prompts": True}, InvalidInput, "num_prompts is True; give a whole number of at least 1."),
-        ({"request_rate": float("nan")}, InvalidInput, "request_rate is nan; give a finite number above 0."),
-        ({"request_rate": "fast"}, InvalidInput, "request_rate is 'fast'; give a finite number above 0."),
-        ({"enable_prefix_caching": "yes"}, InvalidInput, "enable_prefix_caching is 'yes'; give a value of type bool."),
-        ({"trace": 2**31, "request_rate": None}, InvalidInput, "trace is 2147483648; give a value of type string."),
-        ({"scheduling": "dynamic"}, InvalidInput, "scheduling is 'dynamic'; give one of continuous, static."),
-        ({"scheduling_policy": "lifo"}, InvalidInput, "scheduling_policy is 'lifo'; give one of fcfs, priority."),
-        ({"num_priorities": 0}, InvalidInput, "num_priorities is 0; give a whole number of at least 1."),
-        (
-            {"trace": "day.csv", "request_rate": None, "input_len": None, "output_len": None, "num_priorities": 2},
-            InvalidInput,
-            "trace and num_priorities are both set",
-        ),
-        (
-            {"scheduling": "static", "prefill_policy": "mixed"},
-            InvalidInput,
-            "prefill_policy mixed cannot be used with static scheduling; remove one of them.",
-        ),
-        (
-            {"capacity_policy": "no"},
-            InvalidInput,
-            "give one of max_utilization, prompt_fits, guaranteed_no_evict, new_token_ratio.",
-        ),
-        (
-            {"batch_wait_max_tokens_ratio": 1.5},
-            InvalidInput,
-            "ratio is 1.5; give a number from 0 to 1.",
-        ),
-        ({"batch_wait_timeout_iters": -1}, InvalidInput, "give a whole number of at least 0."),
-        ({"seed": 10**20}, InvalidInput, f"give a whole number from 0 to {2**53}."),
-        ({"batch_wait_timeout_ms": -1}, InvalidInput, "batch_wait_timeout_ms is -1; give a number from 0 to 1e+09."),
-        ({"preemption_policy": "oldest"}, InvalidInput, "give one of newest, fewest_generated."),
-        ({"scheduler_recv_interval": 0}, InvalidInput, "give a whole number of at least 1."),
-        ({"engine_version": "latest"}, InvalidInput, "engine_version is 'latest'; give a version such as 0.11.0"),
-        ({"max_num_partial_prefills": 1.5}, InvalidInput, "give a whole number of at least 0."),
-        ({"schedule_conservativeness": -0.5}, InvalidInput, "give a finite number, 0 or more."),
-        ({"model": None}, InvalidInput, "no model is given; set model."),
-        ({"output_len": None}, InvalidInput, "the synthetic workload is missing output_len."),
-        ({"trace": "day.csv"}, InvalidInput, "trace and request_rate, input_len, output_len are both set"),
-    ],
+    refusals("scenario/test_plan::test_rows_that_are_refused"),
 )
 def test_rows_that_are_refused(change: dict[str, object], error: type, words: str, session: ks.Session) -> None:
     with pytest.raises(error) as refused:

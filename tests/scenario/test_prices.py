@@ -10,6 +10,7 @@ import pytest
 from kernelsight.errors import KernelSightError
 from kernelsight.scenario.prices import priced, read_prices
 from kernelsight.session import Session
+from tests.asked import refusals
 
 
 def test_words_mappings_and_files(session: Session, tmp_path: Path):
@@ -25,18 +26,7 @@ def test_words_mappings_and_files(session: Session, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("stated", "sentence"),
-    [
-        ("h100_sxm=0", "the price of h100_sxm is '0'; give dollars an hour for one GPU, above 0."),
-        ("h100_sxm=nan", "the price of h100_sxm is 'nan'; give dollars an hour for one GPU, above 0."),
-        ({"l4": True}, "the price of l4 is True; give dollars an hour for one GPU, above 0."),
-        ("h100=2,h100_sxm=3", "--prices has h100_sxm twice; give each GPU one price."),
-        ("h100=2,l4", "--prices 'l4' is not GPU=PRICE; give dollars an hour, such as h100_sxm=2.2."),
-        ("2.5", "--prices '2.5' is not GPU=PRICE; give dollars an hour, such as h100_sxm=2.2."),
-        ("h100", "--prices 'h100' is not GPU=PRICE; give dollars an hour, such as h100_sxm=2.2."),
-        ({}, "--prices has no price; give GPU=PRICE in dollars an hour, such as h100_sxm=2.2."),
-        ("h300=2", "unknown GPU 'h300'. Did you mean h800 or h200_nvl? Define other GPUs with --gpus FILE."),
-        ("prices.csv", "file prices.csv does not exist; --prices takes a CSV or JSON file of prices."),
-    ],
+    refusals("scenario/test_prices::test_what_is_no_price"),
 )
 def test_what_is_no_price(session: Session, stated: object, sentence: str):
     with pytest.raises(KernelSightError) as caught:

@@ -10,6 +10,7 @@ from kernelsight.scenario.flag_values import SCORERS, parse_weights, typed_value
 from kernelsight.serving.engine import records
 from kernelsight.serving.engine.inputs import Weights
 from kernelsight.serving.runs.simulation_inputs import routing_of
+from tests.asked import refusals
 
 
 def test_one_spelling_whatever_the_order() -> None:
@@ -18,13 +19,7 @@ def test_one_spelling_whatever_the_order() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [
-        ("lora=1", "names no scorer 'lora'"),
-        ("queue=1,queue=2", "has 'queue' twice"),
-        ("queue=-1", "has queue='-1'; give a number from 0"),
-        ("queue=much", "has queue='much'"),
-        ("tier=1,queue=0", "scores nothing"),
-    ],
+    refusals("scenario/test_router_weights::test_refusals"),
 )
 def test_refusals(text: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):

@@ -16,6 +16,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.cupy_measurer import measure_with_cupy, read_launch
+from tests.asked import refusals
 
 LAUNCH = {
     "kernel": "add",
@@ -131,18 +132,7 @@ def test_without_cupy_the_sentence_says_what_to_install(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [
-        ({"kernal": "add"}, "has unknown fields: kernal"),
-        ({"problem_size": 4}, "has the wrong type in problem_size"),
-        ({"problem_size": [0]}, "problem_size is [0]; give one to three whole numbers above 0."),
-        (
-            {"arguments": [{"dtype": "float31", "size": 4}]},
-            'the argument {"dtype": "float31", "size": 4} needs a dtype',
-        ),
-        ({"arguments": [{"dtype": "float32"}]}, "a value, or the size of an array"),
-        ({"expected": {"argument": 2, "file": "ones.npy"}}, "expected needs argument (0 to 1) and file"),
-        ({"expected": {"argument": 0, "file": "twos.npy"}}, "twos.npy does not exist"),
-    ],
+    refusals("searching/test_cupy_measurer::test_launches_that_say_too_little_are_refused"),
 )
 def test_launches_that_say_too_little_are_refused(tmp_path: Path, change: dict, sentence: str) -> None:
     with pytest.raises(InvalidInput) as error:

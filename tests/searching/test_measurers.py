@@ -15,6 +15,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.dataflow.contract import conform
 from kernelsight.errors import InvalidInput
 from kernelsight.searching.measurers import CommandMeasurer, check_parameters
+from tests.asked import refusals
 
 
 def candidates(*parameters: dict, source: str | None = None) -> pa.Table:
@@ -147,19 +148,7 @@ def test_nothing_is_left_in_the_folder_of_temporary_files(script, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("code", "words", "sentence"),
-    [
-        ("print('done')", "", "the command printed 'done' for candidate c0; print the latency in us"),
-        ("", "", "the command printed nothing for candidate c0"),
-        ("print('NaN')", "", "the command gave candidate c0 latency_us nan; give a finite number above 0."),
-        ("print(-1.0)", "", "the command gave candidate c0 latency_us -1.0"),
-        ("print('{\"cv\": 0.1}')", "", "without latency_us"),
-        ('print(\'{"status": "fine"}\')', "", "the status 'fine'; use compile_failed, ok, runtime_failed"),
-        (
-            "print(1)",
-            "{tile}",
-            "asks for {tile}, which candidate c0 does not have; it has candidate_id, parameters, x.",
-        ),
-    ],
+    refusals("searching/test_measurers::test_what_is_no_measurement_is_refused"),
 )
 def test_what_is_no_measurement_is_refused(script, code: str, words: str, sentence: str) -> None:
     with pytest.raises(InvalidInput) as error:

@@ -17,6 +17,7 @@ from kernelsight.errors import InvalidInput, RunFailed
 from kernelsight.searching.proposers import candidates_of, parsed, proposer_of, read_configurations
 from kernelsight.searching.scenarios import scenario_rows
 from kernelsight.searching.search import search
+from tests.asked import refusals
 from tests.searching.made_spaces import made_rows, made_tables
 
 TABLES = made_tables()
@@ -151,14 +152,7 @@ def test_a_killed_search_asks_for_no_proposals_twice(script, tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "error", "sentence"),
-    [
-        ("sys.exit(3)", RunFailed, "ended with exit status 3 in round 1"),
-        ("time.sleep(60)", RunFailed, "did not answer round 1 within 1 s"),
-        ("print('[1, 2]')", InvalidInput, "a proposal is no JSON object; print a JSON list of configurations"),
-        ("print('hello')", InvalidInput, "the proposal 'hello' is no JSON; print a JSON list"),
-        ("print('[{\"vector\": null}]')", InvalidInput, "is no configuration: give parameters as numbers and words"),
-        ("print('[]')", RunFailed, "the proposer gave no candidate that could be measured"),
-    ],
+    refusals("searching/test_proposers::test_a_command_that_fails_is_refused_in_a_sentence"),
 )
 def test_a_command_that_fails_is_refused_in_a_sentence(script, code, error, sentence):
     with pytest.raises(error, match=sentence):

@@ -16,6 +16,7 @@ from kernelsight.searching.rounds import rounds
 from kernelsight.searching.scenarios import DEFAULTS, check
 from kernelsight.searching.search_tables import regrets
 from kernelsight.searching.targets import target_of, truth_of
+from tests.asked import refusals
 from tests.searching.made_spaces import made_tables
 
 
@@ -118,16 +119,7 @@ def test_without_a_source_that_shares_candidates_the_search_says_so(arrays):
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [
-        ({"budget_measurements": 0}, "budget_measurements: 1 row fails 'budget_measurements > 0'"),
-        ({"budget_measurements": float("nan")}, "budget_measurements"),
-        ({"budget_s": float("inf")}, "budget_s"),
-        ({"batch": 0}, "batch: 1 row fails 'batch > 0'"),
-        ({"measure_per_parent": 20}, "measure_per_parent"),
-        ({"random_share": 1.0}, "random_share"),
-        ({"stop_expected_gain": -1.0}, "stop_expected_gain"),
-        ({"proposer": "all"}, "proposer"),
-    ],
+    refusals("searching/test_rounds::test_scenarios_that_cannot_be_searched_are_refused"),
 )
 def test_scenarios_that_cannot_be_searched_are_refused(change, sentence):
     with pytest.raises(InvalidInput, match=sentence):

@@ -11,6 +11,7 @@ import pytest
 from kernelsight.errors import ContractBroken, InvalidInput
 from kernelsight.searching.arrays import space_arrays
 from kernelsight.searching.space_files import chosen_space, identity, read_spaces, space_tables
+from tests.asked import refusals
 from tests.searching.made_spaces import made_tables
 
 
@@ -35,18 +36,7 @@ def test_a_candidate_keeps_its_id_in_any_spelling():
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
-    [
-        ([{"latency_us": None}], "1 row with status ok must have a finite time above 0, but row 1 has no time"),
-        ([{"latency_us": 0.0}], "has the time 0 us"),
-        ([{"latency_us": -1.0}], "has the time -1 us"),
-        ([{}, {"gpu": "h", "latency_us": float("inf")}], "row 2 has the time inf us"),
-        ([{"latency_us": float("nan")}], "has no time"),
-        ([{"status": "fine"}], "status 'fine' is not known; use ok, compile_failed"),
-        ([{"parameters": "[1]"}], "are no JSON object of numbers and words"),
-        ([{"parameters": "{"}], "are no JSON object of numbers and words"),
-        ([{"gpu": None}], "1 rows have no gpu; remove them"),
-        ([{}, {"latency_us": 3.0}], "1 configurations have two different times, such as a=1 of s on g"),
-    ],
+    refusals("searching/test_space_files::test_rows_that_no_search_can_use_are_refused"),
 )
 def test_rows_that_no_search_can_use_are_refused(changes, sentence):
     with pytest.raises(InvalidInput, match=sentence.replace("(", "[(]")):

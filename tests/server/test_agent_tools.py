@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.asked import refusals
+
 pytest.importorskip("mcp")
 
 from mcp import Client, StdioServerParameters, stdio_client
@@ -53,6 +55,8 @@ def test_every_tool_is_listed_as_read_only_with_its_flags() -> None:
     assert fields["max_num_seqs"]["type"] == "integer" and listed["size"].input_schema["properties"][
         "max_num_seqs"
     ] == {"type": "integer"}
+    assert "gpu" not in listed["size"].input_schema["properties"]
+    assert listed["predict"].input_schema["properties"]["tensor_parallel_size"]["description"]
     assert set(listed["size"].input_schema["required"]) == {"gpus", "slo"}
     assert sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in listed.values()) < 20_000
     others = {row["option"] for offset in (0, TOOL.rows) for row in call("options", offset=offset)["rows"]}
@@ -273,21 +277,7 @@ def test_the_command_and_its_work_end(tmp_path: Path, way: str) -> None:
 
 @pytest.mark.parametrize(
     "name, given, message",
-    [
-        ("predict", {"model": "qwen3-0.6b", "gpu": "h1000", "context_len": 5}, "unknown GPU 'h1000'"),
-        ("predict", {"model": "qwen3-0.6b", "gpu": "l4"}, "phase decode needs context_len"),
-        ("sql", {"query": "drop table gpus"}, "SELECT"),
-        ("sql", {"query": "select * from read_csv('/etc/passwd')"}, "file"),
-        ("sql", {"query": "copy gpus to '/tmp/gpus.csv'"}, "SELECT"),
-        ("size", {"gpus": ["l4"]}, "slo"),
-        (
-            "size",
-            {"gpus": "l4,h100", "slo": "ttft:1s", "users": "x"},
-            "^argument users of tool size: input should be a",
-        ),
-        ("size", {"gpus": "l4", "slo": "ttft_p99:1s", "model": "qwen3-0.6b"}, "rate"),
-        ("simulate", {"isl": 5}, "^unknown argument 'isl'. It is input_len here.$"),
-    ],
+    refusals("server/test_agent_tools::test_refusals_say_what_to_do"),
 )
 def test_refusals_say_what_to_do(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ToolError, match=message):

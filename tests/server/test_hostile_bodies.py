@@ -13,6 +13,7 @@ import pytest
 
 import kernelsight as ks
 from kernelsight.serving.runs.step_times import deploy
+from tests.asked import refusals
 
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
@@ -125,17 +126,7 @@ def test_no_value_of_any_field_ends_in_a_fault(server: Server, chat: bool) -> No
 
 @pytest.mark.parametrize(
     "field, value, words",
-    [
-        ("model", {"a": 1}, "`model` is not a name"),
-        ("model", ["x"], "`model` is not a name"),
-        ("model", "\ud800", "does not exist"),
-        ("prompt", "\ud800", "half of a surrogate pair"),
-        ("stream", "false", "`stream` is neither true nor false, but 'false'"),
-        ("ignore_eos", [], "`ignore_eos` is neither true nor false"),
-        ("n", 10**400, "answers are asked for; ask for at most 128"),
-        ("priority", 2**31 + 1, "priority must be at most 2147483648"),
-        ("prompt", [1.0], "`prompt` is neither text nor token ids"),
-    ],
+    refusals("server/test_hostile_bodies::test_sentences"),
 )
 def test_sentences(field: str, value: Any, words: str) -> None:
     content = json.dumps({"prompt": "x", "max_tokens": None, field: value}).encode()

@@ -13,6 +13,7 @@ from kernelsight.session import Session, connect
 from kernelsight.sizing.answer import Sizing
 from kernelsight.sizing.question import question_of
 from kernelsight.sizing.size_tables import TABLES
+from tests.asked import refusals
 
 from .conftest import FLAGS, LOAD, SLO
 
@@ -138,14 +139,7 @@ def test_a_search_computes_what_its_steps_declare(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"flags": "qwen3"}, "size_questions has no JSON object in column flags of 'q'; give flags such as"),
-        ({"rate": None}, "says how much is to be served; none is given, give one"),
-        ({"total_gpus": 2}, "--total-gpus asks for the highest rate; remove the rate"),
-        ({"hours": [1.0]}, "hours has 1 values; give what each of the 24 hours asks for"),
-        ({"gpus": []}, "no GPU is given"),
-        ({"flags": object_text(FLAGS | LOAD | {"request_rate": 2})}, "remove request_rate"),
-    ],
+    refusals("sizing/test_nodes::test_a_question_that_cannot_be_answered_is_refused"),
 )
 def test_a_question_that_cannot_be_answered_is_refused(change: dict, words: str) -> None:
     with connect() as session, pytest.raises(InvalidInput, match=words):
@@ -169,7 +163,7 @@ def test_changes_of_a_question_are_answered_beside_it(answered: Session) -> None
     assert found.what_if[0]["answer"] == answered.size(rate=1000, **asked).answer
     rows = found.sql("select question_id, gpus from sized_deployments where place = 1 order by gpus").fetchall()
     assert len(rows) == 3 and found.table("size_answers").num_rows == 3
-    changes = ["kv_cache_dtype=fp8", "ttft_p95:1", "max_num_batched_tokens=none,traffic=2"]
+    changes = ["kv_cache_dtype=fp8", "ttft_p95:1ms", "max_num_batched_tokens=none,traffic=2"]
     changes += ["max_num_seqs=none", "model=qwen9"]
     narrow, strict, wide, none, unknown = answered.size(rate=500, what_if=changes, **asked).what_if
     assert unknown["rows"] == [] and unknown["answer"].startswith("unknown model 'qwen9'")

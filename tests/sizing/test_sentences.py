@@ -45,10 +45,14 @@ def test_what_fails_where_kernels_are_slow_is_called_a_gamble() -> None:
 def test_a_few_measured_points_count_as_measured(tier: str, measured: bool) -> None:
     row = {"tier": tier, "not_measured": "kernels on l4", "limit": "host", "num_prompts": 1000, "steady": True}
     row |= {"tensor_parallel_size": 1, "price_per_hour": 2.0, "cost_per_million_tokens": 0.1}
+    row |= {"gpu": "l4", "search": "full"}
     chosen = option("l4", 1.0, 4.0, 0.95, True)
     chosen.sized.highest.low, chosen.sized.highest.high = 4.5, 5.5
     answer = sentences.sentence_of([chosen], [row], SLO, Demand(8.0))
-    assert ("Not measured" not in answer) is measured
+    assert ("Not measured" not in answer) is measured and "to compare GPUs" not in answer
+    others = [row | {"gpu": gpu, "search": "rough"} for gpu in ("t4", "l4")]
+    beside = sentences.sentence_of([chosen] * 3, [row, *others], SLO, Demand(8.0))
+    assert beside.endswith(" t4 was searched only until shown to be dearer: to compare GPUs, ask for each alone.")
 
 
 def test_the_kernels_in_doubt_decide_between_the_first_two() -> None:

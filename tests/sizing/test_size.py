@@ -16,6 +16,7 @@ from kernelsight.session import Session
 from kernelsight.sizing.answer import Sizing
 from kernelsight.sweeps.trials import Trials
 from kernelsight.sweeps.work_budget import SearchEnded, TimeIsOver, Work
+from tests.asked import refusals
 
 from .conftest import FLAGS, LOAD, SLO
 
@@ -189,101 +190,7 @@ def test_engines_that_do_not_exist_for_a_gpu_are_skipped_and_said(session: Sessi
 
 @pytest.mark.parametrize(
     ("asked", "sentence"),
-    [
-        ({"slo": {}}, "no objective is given; give at least one, such as ttft_p99:500."),
-        ({"slo": {"ttft_p99_ms": 0}}, "the objective on ttft_p99_ms is 0; give a positive number of milliseconds."),
-        ({"rate": 0.0}, "rate is 0.0; give a finite number above 0."),
-        ({"rate": math.nan}, "rate is nan; give a finite number above 0."),
-        ({"rate": -2}, "rate is -2; give a finite number above 0."),
-        (
-            {"rate": "12/fortnight"},
-            "rate is '12/fortnight'; give requests per second, such as 12, 12/s, 700/min or 5M/day.",
-        ),
-        (
-            {"rate": None, "requests_per_day": "5 apples"},
-            "requests_per_day is '5 apples'; give a number, such as 200, 200k or 5M.",
-        ),
-        ({"confidence": 1.0}, "confidence is 1.0; give a number from 0.5 to 0.99."),
-        ({"margin": 1}, "margin is 1; give a number from 0 to 0.9."),
-        ({"peak": 0.5}, "peak is 0.5; give a number from 1 to 1000."),
-        ({"time_limit": 0}, "time_limit is 0; give a finite number above 0."),
-        ({"total_gpus": 4}, "total_gpus asks for the highest rate; remove the rate."),
-        ({"rate": None, "total_gpus": 0}, "total_gpus is 0; give a whole number of at least 1."),
-        (
-            {"rate": None},
-            "rate, requests_per_day or users says how much is to be served; none is given, give one.",
-        ),
-        (
-            {"requests_per_day": 5},
-            "rate, requests_per_day or users says how much is to be served; rate and requests_per_day "
-            "are given, give one.",
-        ),
-        (
-            {"users": 3},
-            "rate, requests_per_day or users says how much is to be served; rate and users are given, give one.",
-        ),
-        (
-            {"output_len": 1},
-            "an output of one token has no tpot_p90_ms; give output_len of 2 or more, or objectives on ttft or e2e.",
-        ),
-        ({"rate": None, "users": 2.5}, "users is 2.5; give a whole number of users from 1 to 10,000,000."),
-        (
-            {"startup_seconds": 60},
-            "starts of instances are counted over a day; give daily_peak, or remove them.",
-        ),
-        (
-            {"daily_peak": 50},
-            "daily_peak is 50; give how many times the mean of a day its peak is, from 1 to 20, or a trace.",
-        ),
-        (
-            {"rate": None, "daily_peak": 2},
-            "daily_peak needs the mean: give rate, requests_per_day or users.",
-        ),
-        (
-            {"daily_peak": 2, "disk_rate": "fast"},
-            "disk_rate is 'fast'; give bytes per second, such as 2GB/s or 800MB/s.",
-        ),
-        (
-            {"daily_peak": 2, "startup_seconds": "soon"},
-            "startup_seconds is 'soon'; give seconds, such as 90, 90s or 5min.",
-        ),
-        (
-            {"rate": 1e12},
-            "rate is 1000000000000.0 requests, 1,000,000,000,000 a second; size answers up to 10,000,000 a second, "
-            "more than everybody on earth sends: count requests, not tokens.",
-        ),
-        (
-            {"rate": None, "requests_per_day": 1e12},
-            "requests_per_day is 1000000000000.0 requests, 11,574,074 a second; size answers up to 10,000,000 a "
-            "second, more than everybody on earth sends: count requests, not tokens.",
-        ),
-        ({"gpus": []}, "no GPU is given; set gpus, such as gpus h100_sxm,h200_sxm."),
-        (
-            {"max_gpus": 1, "tensor_parallel_size": 8},
-            "no parallel size fits max_gpus 1; give more, or smaller sizes.",
-        ),
-        (
-            {"max_gpus": 1, "pipeline_parallel_size": 2},
-            "no parallel size fits max_gpus 1; give more, or smaller sizes.",
-        ),
-        ({"max_gpus": 0}, "max_gpus is 0; give a whole number of at least 1."),
-        ({"prices": {"l4": 1}}, "prices has no price for h100_sxm; add h100_sxm=PRICE, or leave prices out."),
-        ({"request_rate": 3}, "size varies the load to find the highest rate; remove request_rate."),
-        ({"trace": "a.csv"}, "size varies the load to find the highest rate; remove trace."),
-        ({"output_len": None}, "the load has no lengths; give output_len, or lengths_from."),
-        ({"model": None}, "no model is given; set model."),
-        (
-            {"search": {"max_num_seqs": [8]}},
-            "max_num_seqs is given a value and is to be searched; keep one of them.",
-        ),
-        ({"search": {"quantization": []}}, "no value of quantization is given to search; give one or more."),
-        (
-            {"max_gpus": 8, "tensor_parallel_size": 3},
-            "no deployment can run: qwen3-0.6b has 16 attention heads, not divisible by tensor-parallel size 3; use a "
-            "size that divides 16; qwen3-0.6b has 8 key-value heads, not divisible by tensor-parallel size 3; use a "
-            "size that divides 8.",
-        ),
-    ],
+    refusals("sizing/test_size::test_questions_that_cannot_be_answered"),
 )
 def test_questions_that_cannot_be_answered(session: Session, asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(KernelSightError) as caught:

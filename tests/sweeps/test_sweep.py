@@ -15,7 +15,7 @@ from kernelsight.errors import KernelSightError, UnknownName
 from kernelsight.scenario.objectives import cheapest, parse_slo
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.sweep import pareto_front
-from tests.asked import sweep
+from tests.asked import refusals, sweep
 
 from .conftest import LOAD, SMALL, rows_of, table_bytes
 
@@ -214,6 +214,9 @@ def test_each_load_has_a_front_of_its_own(session: Session):
     [
         ("ttft:5", "unknown metric of --slo 'ttft'. Did you mean ttft_"),
         ("ttft_p99:fast", "--slo 'ttft_p99:fast' has no positive number; give ttft_p99:MS, or ttft_p99:2s."),
+        ("ttft_p99=2s", "--slo 'ttft_p99=2s' has no colon; write ttft_p99:2s."),
+        ("ttft_p99:1", "--slo 'ttft_p99:1' is 1 ms; give ttft_p99:1s for seconds, or ttft_p99:1ms if it is meant."),
+        ("ttft_99:200", "unknown metric of --slo 'ttft_99'. Did you mean ttft_p99? Give METRIC_STATISTIC"),
         ("ttft_p99:-1", "--slo 'ttft_p99:-1' has no positive number; give ttft_p99:MS, or ttft_p99:2s."),
         ("tpot_p50:9", "--slo has tpot_p50 twice; give it once."),
     ],
@@ -263,17 +266,7 @@ def test_pages_and_files_of_the_command(command: Any, grid: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
-    [
-        (["--workers", "0"], "--workers is 0; give a whole number of at least 1."),
-        (["--partition-requests", "-1"], "--partition-requests is -1; give a whole number of at least 1."),
-        (["--resume"], "--resume needs -o FILE, the file of the interrupted sweep."),
-        (
-            ["--find-rate"],
-            "--find-rate needs --slo, the objectives that the rate must meet, such as --slo ttft_p99:500.",
-        ),
-        (["--at-rate", "3"], "--at-rate needs --find-rate; without it, set request_rate in the grid."),
-        (["--find-rate", "--slo", "ttft_p99:9", "--at-rate", "nan"], "--at-rate is nan; give a finite number above 0."),
-    ],
+    refusals("sweeps/test_sweep::test_refusals_of_the_command"),
 )
 def test_refusals_of_the_command(command: Any, grid: Path, words: list[str], sentence: str):
     assert command("sweep", grid, *words) == (2, "", f"kernelsight: {sentence}\n")

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 LARGEST_KERNELS = 16
 # smallest relative change of a metric that advice shows, and how many changes
 LEAST_CHANGE, MOST_ADVICE = 0.01, 4
+ADVISED = {
+    **{"ttft_p99_ms": ("TTFT p99", " ms"), "itl_p99_ms": ("ITL p99", " ms"), "tpot_p99_ms": ("TPOT p99", " ms")},
+    **{"e2e_mean_ms": ("mean E2E", " ms"), "output_throughput_per_gpu": ("throughput a GPU", " tok/s")},
+}
 # suffixes of internal columns, which a page leaves out
 INTERNAL = ("_id", "_units", "_blocks", "_row", "_of")
 # tables of the figures, computed together, so that the scenario is simulated once
@@ -228,22 +232,20 @@ def _why_rejected(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _advised(answer: Mapping[str, Any]) -> Table:
-    """Return the advised changes of one setting, with --advise."""
+    """Return the advised changes, of each setting the best, with --advise."""
     if "advice" not in answer:
         return Table()
-    lines = [f"  {_advice(row)}" for row in answer["advice"][:MOST_ADVICE]] or ["  none by 1 % or more"]
+    best = {row["setting"]: row for row in reversed(answer["advice"])}
+    lines = [f"  {_advice(row)}" for row in [*reversed(best.values())][:MOST_ADVICE]] or ["  none by 1 % or more"]
     return Table("changes of one setting that help, simulated on the same requests:", lines=lines)
 
 
 def _advice(row: Mapping[str, Any]) -> str:
-    """Return what a change of a setting (a row of advice) moves: TTFT, TPOT and throughput before and after."""
+    """Return what a change of a setting (a row of advice) moves, the metric that it helps most first."""
+    figures = sorted(ADVISED.items(), key=lambda figure: figure[0] != row["most_helped"])
     moved = [
         f"{label} {interval(row[f'{name}_before'], row[f'{name}_after'], 3)}{unit}"
-        for name, label, unit in (
-            ("ttft_p99_ms", "TTFT p99", " ms"),
-            ("tpot_p99_ms", "TPOT p99", " ms"),
-            ("output_throughput_per_gpu", "throughput a GPU", " tok/s"),
-        )
+        for name, (label, unit) in figures
         if row[f"{name}_before"] and abs(row[f"{name}_after"] / row[f"{name}_before"] - 1.0) >= LEAST_CHANGE
     ]
     note = " (changes what is computed: check the quality of answers)" if row["changes_numerics"] else ""

@@ -11,10 +11,9 @@ from kernelsight.present.page import Page, Table
 # kernels that a terminal shows
 MOST_SHOWN = 16
 # columns that a narrow terminal omits, in this order
-EXPENDABLE = ("high", "low", "kernel before", "measured")
+MEASURED = "measured on this GPU"
+EXPENDABLE = ("high", "low", "kernel before", MEASURED)
 CHANGE = ("change", "low", "high")
-# by whether kernels before and after were measured
-MEASURED = {(True, True): "both", (True, False): "before", (False, True): "after", (False, False): "neither"}
 
 
 def upgrade_page(answer: Mapping[str, Any]) -> Page:
@@ -31,7 +30,7 @@ def upgrade_page(answer: Mapping[str, Any]) -> Page:
             "kernel after": row["to"] if row["to"] != row["from"] else "the same",
             "ms before": row["ms_per_step_from"],
             "ms after": row["ms_per_step_to"],
-            "measured": MEASURED[row["measured_from"], row["measured_to"]],
+            MEASURED: _measured(row),
         }
         for row in sorted(answer["kernels"], key=lambda row: -abs(row["ms_per_step_to"] - row["ms_per_step_from"]))
         if row["from"] != row["to"] or row["ms_per_step_from"] != row["ms_per_step_to"]
@@ -46,7 +45,7 @@ def upgrade_page(answer: Mapping[str, Any]) -> Page:
         f"{answer['from']} to {answer['to']}",
         answer,
         figures=lambda: [figures_of("changes")["Kernels before and after"]._replace(rows=drawn)],
-        sentences=[answer["answer"]],
+        sentences=[answer["answer"], *(f"Beyond its limit: {sentence}." for sentence in answer["failed"])],
         tables=[
             Table("Metrics, and the 90 % interval of the change", metrics, expendable=EXPENDABLE, first=True),
             Table("Kernels that change, in a step", kernels, expendable=EXPENDABLE, most=MOST_SHOWN),
@@ -54,3 +53,12 @@ def upgrade_page(answer: Mapping[str, Any]) -> Page:
             Table("Flags that undo what is slower", answer["flags"]),
         ],
     )
+
+
+def _measured(row: Mapping[str, Any]) -> str:
+    """Return in which versions the kernels before and after were measured on this GPU: as asked, others, or in none."""
+    words = [
+        "yes" if row[f"measured_{end}"] else f"in {row[f'sweep_{end}']}" if row[f"sweep_{end}"] else "no"
+        for end in ("from", "to")
+    ]
+    return words[0] if words[0] == words[1] else f"{words[0]}; after: {words[1]}"

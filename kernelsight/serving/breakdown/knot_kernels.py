@@ -62,7 +62,8 @@ class KnotKernels(NamedTuple):
         points = np.flatnonzero(self.part == PARTS.index(part))
         gpu_us = np.zeros((x.size, len(self.kernels)))
         if points.size:
-            points = points[np.argsort(self.x[points])]
+            # with adapters, of which there are knots of their own: any number of them
+            points = points[np.unique(self.x[points], return_index=True)[1]]
             for column in np.flatnonzero(self.us[points].any(axis=0)):
                 gpu_us[:, column] = np.where(x > 0, np.interp(x, self.x[points], self.us[points, column]), 0.0)
         return gpu_us

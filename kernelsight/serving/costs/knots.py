@@ -86,6 +86,7 @@ def part_knots(
     query_tokens: int = 1,
     lock_step: bool = False,
     joins: bool = False,
+    adapters: int = 0,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the two knot axes of each part of a step (tokens or sequences; context); the second is [0] where unused.
 
@@ -93,7 +94,7 @@ def part_knots(
     max_num_seqs, max_model_len) and width of windowed attention; ``switches``: token counts that are knots beside the
     tile edges; ``query_tokens``: of each decoding request; ``lock_step``: data-parallel ranks step together, so that
     the experts' tokens differ from the rank's own and are a part of their own; ``joins``: the kernel treats decodes
-    of a step with prompts as prompts.
+    of a step with prompts as prompts; ``adapters``: most in a step, whose number is the second axis of tokens.
     """
     none = np.array([0])
     tokens = np.union1d(edge_knots(max(max_tokens, max_seqs)), np.asarray(switches, dtype=np.int64))
@@ -101,7 +102,7 @@ def part_knots(
     requests = with_more(ratio_knots(1, max_seqs, 6))
     contexts = np.concatenate([none, ratio_knots(min(64, max_len), max_len, 3)])
     axes = {
-        "tokens": (tokens, none),
+        "tokens": (tokens, np.append(none, ratio_knots(1, adapters, 2)) if adapters else none),
         "logits": (with_more(edge_knots(min(max_seqs * query_tokens, max(max_tokens, max_seqs)))), none),
         "decode_attention": (requests, contexts),
         # the time that past tokens add to a chunk jumps with the first of them: 0 and 1 are knots
@@ -209,14 +210,14 @@ def knot_shapes(
     switches_bytes = _switches_bytes(kernel_implementations)
     names = (
         *("deployment_id", "model", "tp", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
-        *("query_tokens", "lock_step", "attention_backend", "prefill_policy"),
+        *("query_tokens", "lock_step", "attention_backend", "prefill_policy", "max_loras"),
     )
     joining = _joining(kernel_implementations)
     limits = zip(*(knot_bounds[name].to_pylist() for name in ("deployment_id", "requests", "tokens")), strict=True)
     reaches = {name: Reach(requests or EVERYTHING, tokens or EVERYTHING) for name, requests, tokens in limits}
     tables, shapes_of_axes = [], {}
     rows = zip(*(deployment_settings[name].to_pylist() for name in names), strict=True)
-    for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step, kernel, policy in rows:
+    for deployment, model, tp, max_tokens, max_seqs, max_len, query_tokens, lock_step, kernel, policy, loras in rows:
         if deployment in broken or deployment not in reaches:
             continue
         window = windows[deployment] or selections[model] or 0
@@ -225,7 +226,7 @@ def knot_shapes(
         sizes = (max_tokens, max_seqs, max_len, min(window, max_len))
         # drafts make all decodes several tokens long, as prompts do: these steps cost the same alone
         joins = kernel in joining and policy == "mixed" and query_tokens == 1
-        axes = (*sizes, tuple(switches.tolist()), query_tokens, lock_step, joins)
+        axes = (*sizes, tuple(switches.tolist()), query_tokens, lock_step, joins, loras)
         key = axes, reaches[deployment]
         if key not in shapes_of_axes:
             shapes = _shapes_of(part_knots(*axes))
@@ -277,6 +278,7 @@ def _shapes_of(axes: dict[str, tuple[np.ndarray, np.ndarray]]) -> pa.Table:
             "tokens": where("tokens", x),
             "expert_tokens": pa.array(where("experts", x), mask=np.full(x.size, "experts" not in axes)),
             "sampled": where("logits", x),
+            "adapters": where("tokens", y),
             "decode_requests": np.where(decode | windowed, x, 0).astype(np.int64),
             "decode_context": pa.array(y.astype(np.int64), mask=~decode),
             "decode_window_context": pa.array(y.astype(np.int64), mask=~(windowed | mixed)),

@@ -7,6 +7,10 @@ the least recently used first. A request whose adapter finds no slot is passed o
 ``adapter_read_us`` from disk where host memory does not hold it, ``adapter_load_us`` over PCIe. vLLM counts the
 adapters of the requests that a step schedules; here all running requests count, which differs where the token budget
 leaves some out. Requests without an adapter need no slot.
+
+Steps cost by the different adapters that running requests have (``set_level``). Where none has one, some engines launch
+the adapters' kernels nevertheless, in steps of up to ``launched_tokens`` (``launched_prompt_tokens``): such a step
+costs as with one adapter. Of a load that names no adapters each request has one of ``max_loras``, all equally often.
 """
 
 from __future__ import annotations
@@ -78,6 +82,7 @@ def take_slot(engine: np.void, limits: np.void, request: np.void) -> None:
         engine.adapter_on_gpu[p] = 1
         engine.adapters_us += limits.adapter_load_us
         engine.adapter_loads += 1
+    engine.adapters += 1 if engine.adapter_running[p] == 0 else 0
     engine.adapter_running[p] += 1
     request.place = p
 
@@ -87,7 +92,27 @@ def leave_slot(engine: np.void, request: np.void) -> None:
     """Count a request that leaves the batch as one that used its adapter last now."""
     if request.adapter >= 0:
         engine.adapter_running[request.place] -= 1
+        engine.adapters -= 1 if engine.adapter_running[request.place] == 0 else 0
         engine.adapter_used_us[request.place] = engine.now
+
+
+@inlined
+def expected_adapters(slots: int, requests: int) -> int:
+    """Return how many different adapters requests are expected to have, each one of ``slots``; rounded up."""
+    return int(np.ceil(slots * (1.0 - (1.0 - 1.0 / slots) ** requests) - 1e-9))
+
+
+@inlined
+def set_level(engine: np.void, limits: np.void, prompt_tokens: int, decode_tokens: int) -> None:
+    """Set the level of a scheduled step: 0 without adapters, else that of ``Surface.adapter_levels``, from 1."""
+    if limits.levels > 1:
+        adapters = engine.adapters
+        if limits.assumed_loras > 0:
+            adapters = expected_adapters(limits.assumed_loras, engine.running)
+        most = limits.launched_prompt_tokens if prompt_tokens > 0 else limits.launched_tokens
+        if adapters == 0 and prompt_tokens + decode_tokens <= most:
+            adapters = 1
+        engine.level = limits.level_of[adapters]
 
 
 @inlined

@@ -66,11 +66,22 @@ def front_end_of(overhead: dict[str, Any], deployment: dict[str, Any]) -> tuple[
     return overhead["request_us"], overhead["per_prompt_token_us"]
 
 
-def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int) -> Host:
+def graph_tokens(deployment: dict[str, Any]) -> tuple[int, int]:
+    """Return the most tokens of a step in a CUDA graph: of steps that decode, and of those with prompts (0: none)."""
+    largest = deployment["graph_max_tokens"]
+    if deployment["prompt_graphs"] == "piecewise":
+        return largest, largest
+    # graphs of decode steps alone are sized by requests, each of which verifies several tokens with drafts
+    chunk = deployment["prompt_graphs"] == "chunk" and largest > 0
+    return largest * deployment["query_tokens"], deployment["max_num_batched_tokens"] if chunk else 0
+
+
+def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int, of_adapters: int = 0) -> Host:
     """Return the engine's host overhead; 0 in the roofline tier, which bounds the GPU's work.
 
     ``overhead``: a row of ``host_settings``; ``deployment``: of ``deployment_settings``; ``launches``: kernels of a
-    forward pass. Polling for new requests for ``batch_wait_timeout_ms`` is host work of every step.
+    forward pass, ``of_adapters`` of them adapters'. Polling for new requests for ``batch_wait_timeout_ms`` is host work
+    of every step.
     """
     wait_us = deployment["batch_wait_timeout_ms"] * 1e3
     if deployment["tier"] == "roofline":
@@ -78,13 +89,7 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
     gap_us = overhead["launch_gap_us"] * launches
     launch_us = overhead["per_eager_launch_us"]
     pieces = min(overhead["piecewise_launches"], launches)
-    largest, prompts = deployment["graph_max_tokens"], 0
-    if deployment["prompt_graphs"] == "piecewise":
-        decodes = prompts = largest
-    else:  # graphs of decode steps alone are sized by requests, each of which verifies several tokens with drafts
-        decodes = largest * deployment["query_tokens"]
-    if deployment["prompt_graphs"] == "chunk" and largest > 0:
-        prompts = deployment["max_num_batched_tokens"]
+    decodes, prompts = graph_tokens(deployment)
     half = overhead["exposed_requests_half"]
     return Host(
         overhead["step_exposed_us"] + gap_us, overhead["step_base_us"] + wait_us, overhead["per_request_us"],
@@ -96,7 +101,10 @@ def host_of(overhead: dict[str, Any], deployment: dict[str, Any], launches: int)
         prompts, launch_us * pieces, math.inf if half is None else half,
         overhead["per_output_token_us"] / overhead["front_ends"],
         overhead["per_active_us"],
-        overhead["ranks_padded"] and largest > 0,
+        overhead["ranks_padded"] and deployment["graph_max_tokens"] > 0,
         overhead["chat_us"] / overhead["front_ends"],
         overhead["per_prompt_token_us"] / overhead["front_ends"],
+        overhead["launch_gap_us"] * of_adapters, launch_us * (of_adapters + overhead["adapter_launches"]),
+        overhead["per_captured_launch_us"] * of_adapters,
+        0.0 if deployment["async_scheduling"] else launch_us * overhead["draft_launches"],
     )  # fmt: skip

@@ -32,6 +32,19 @@ class Host(NamedTuple):
     ranks_padded: bool = False
     serial_us: float = 0.0
     serial_token_us: float = 0.0
+    adapter_gap_us: float = 0.0
+    adapter_eager_us: float = 0.0
+    adapter_captured_us: float = 0.0
+    drafts_us: float = 0.0
+
+    def without_adapters(self) -> Host:
+        """Return the overhead of steps that launch no kernels of adapters."""
+        return self._replace(
+            exposed_us=self.exposed_us - self.adapter_gap_us,
+            gap_us=self.gap_us - self.adapter_gap_us,
+            eager_launches_us=self.eager_launches_us - self.adapter_eager_us,
+            captured_launches_us=self.captured_launches_us - self.adapter_captured_us,
+        )
 
 
 class Surface(NamedTuple):
@@ -66,6 +79,9 @@ class Surface(NamedTuple):
     experts_communication_us: np.ndarray = np.zeros(0)
     # padded tokens of steps with prompts, where they differ from those of steps that only decode
     padded_prompt_tokens: np.ndarray = np.zeros(0, np.int64)
+    # token_us with adapters, [levels, tokens], and how many different ones the requests of a step have, [levels]
+    adapted_us: np.ndarray = np.zeros((0, 0))
+    adapter_levels: np.ndarray = np.zeros(0, np.int64)
 
     @property
     def priced_tokens(self) -> np.ndarray:

@@ -11,7 +11,15 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 
 from kernelsight.scenario.speculation import MOST_DRAFTS, accepted_by_position
-from kernelsight.serving.engine.records import CAPACITY_POLICIES, MAX_UTILIZATION, MOST_TIERS, record
+from kernelsight.serving.engine.host import graph_tokens
+from kernelsight.serving.engine.records import (
+    CAPACITY_POLICIES,
+    MAX_UTILIZATION,
+    MOST_ADAPTERS,
+    MOST_TIERS,
+    NO_LIMIT,
+    record,
+)
 
 POLICY = "policy"  # marks fields whose default is the plain scheduler: rules for other values run only where one is set
 
@@ -34,6 +42,11 @@ def capacity_policy_of(name: str) -> int:
 def _only_alone(name: str) -> Callable[[dict[str, Any]], int]:
     """Return a function that reads a limit which TensorRT-LLM ignores with attention DP (``should_check_waiting``)."""
     return lambda row: 0 if row["lock_step"] else row[name]
+
+
+def _launched(row: dict[str, Any]) -> tuple[int, int]:
+    """Return the largest steps, of decodes and with prompts, that launch adapters' kernels without an adapter."""
+    return {"skipped": (0, 0), "in_graphs": graph_tokens(row), "launched": (NO_LIMIT, NO_LIMIT)}[row["adapters_unused"]]
 
 
 class Limits(NamedTuple):
@@ -105,6 +118,10 @@ class Limits(NamedTuple):
     # time to load an adapter from host memory to the GPU, and from disk to host memory
     adapter_load_us: float = 0.0
     adapter_read_us: float = 0.0
+    # tokens of a step that decodes, and of one with prompts, up to which adapters' kernels run though no request has
+    # one
+    launched_tokens: Annotated[int, lambda row: _launched(row)[0]] = 0
+    launched_prompt_tokens: Annotated[int, lambda row: _launched(row)[1]] = 0
     # with pipeline stages: chunks of one prompt are in several batches at once; otherwise one waits for another
     chunks_overlap: bool = True
     # layers with a window have a pool of their own: a request takes the larger of its units in both, not their sum
@@ -135,6 +152,10 @@ LIMITS = record(
     per_request_progress=np.bool_,  # decoding requests do not advance in lock step: pipeline stages, or drafts
     ranks=np.int64,  # engines that begin and end each step together; 1: none
     rank=np.int64,  # index of this one
+    # slots of a load that names no adapters; levels of costs, one of them without adapters, and the level by adapters
+    assumed_loras=np.int64,
+    levels=np.int64,
+    level_of=(np.int16, (MOST_ADAPTERS + 1,)),
     entries_at=np.int64,  # its first entry for a hash block, and for the private blocks of a request
     private_at=np.int64,
     # KV tiers: their number, write policy, load_ahead and prefetch (see ``inputs.Tiers``); times of the links, us a

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined, loop_entry
-from kernelsight.serving.engine.adapters import load_before_decodes, wait_for_loads
+from kernelsight.serving.engine.adapters import load_before_decodes, set_level, wait_for_loads
 from kernelsight.serving.engine.client import forget_gaps, next_send_us, note_ended, note_rejected, take_next
 from kernelsight.serving.engine.costs import decode_until, run_end_us
 from kernelsight.serving.engine.decode_runs import decode_run
@@ -31,7 +31,6 @@ from kernelsight.serving.engine.state import (
     StepCosts,
     core_of,
     costs_of,
-    draft_costs_of,
     metrics_of,
 )
 from kernelsight.serving.engine.steps import end_chunks, end_decodes, pass_single_step, single_step
@@ -200,14 +199,17 @@ def send_next(scenario: Scenario) -> None:
 
 
 @inlined
-def begin_step(core: Core, costs: StepCosts, metrics: Metrics, send_us: float, alone: bool, looked_at: bool) -> None:
+def begin_step(scenario: Scenario, i: int, send_us: float, alone: bool, looked_at: bool) -> None:
     """Schedule a step and execute it, or the decode run that it begins; with several engines, only plan the run.
 
     ``looked_at``: a scored router may read the engine's state at any time; runs that a request may end take one step.
     """
-    engine, requests, limits = core.engine, core.requests, core.limits
+    engine, requests, limits = scenario.engines[i], scenario.requests, scenario.limits[i]
+    metrics = metrics_of(scenario, i)
     horizon, ticket = wake(engine, requests, limits), engine.admitted
-    prompt_tokens, decode_tokens, again, blocked = schedule(core, horizon)
+    prompt_tokens, decode_tokens, again, blocked = schedule(core_of(scenario, i), horizon)
+    set_level(engine, limits, prompt_tokens, decode_tokens)
+    core, costs = core_of(scenario, i), costs_of(scenario, i)
     if metrics.sums.shape[0] > 0:
         note_admitted(engine, requests, metrics.sums, ticket)
     engine.stalled = decode_tokens == 0 and engine.decoding > 0
@@ -241,13 +243,12 @@ def begin_engine(scenario: Scenario, i: int, now: float, send_us: float) -> None
     if own.ranks > 1:
         begin_ranks(scenario, i - own.rank, now)
         return
-    core, costs, metrics = core_of(scenario, i), costs_of(scenario, i), metrics_of(scenario, i)
     if own.per_request_progress:
-        begin_batches(core, costs, draft_costs_of(scenario, i), metrics)
+        begin_batches(scenario, i)
     else:
         client = scenario.clients[0]
         looked_at = client.router == SCORED and i < client.front and client.front > 1
-        begin_step(core, costs, metrics, send_us, scenario.engines.size == 1, looked_at)
+        begin_step(scenario, i, send_us, scenario.engines.size == 1, looked_at)
 
 
 @inlined

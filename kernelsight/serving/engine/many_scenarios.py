@@ -15,8 +15,16 @@ from kernelsight.serving.compilation.compiled import loop_entry
 from kernelsight.serving.engine.input_checks import check_clients, check_lengths, check_pools
 from kernelsight.serving.engine.inputs import Load, together_until
 from kernelsight.serving.engine.loop import serve_until_full
-from kernelsight.serving.engine.records import CLIENT, EDGE, ENTRY, FOREVER, HOST, ITL_BINS, LAYOUT, REQUEST
-from kernelsight.serving.engine.replica import Pool, engine_records, group_records, limit_records, stage_records
+from kernelsight.serving.engine.packed_costs import layouts_by_adapters
+from kernelsight.serving.engine.records import CLIENT, EDGE, ENTRY, FOREVER, ITL_BINS, LAYOUT, REQUEST
+from kernelsight.serving.engine.replica import (
+    Pool,
+    engine_records,
+    group_records,
+    host_records,
+    limit_records,
+    stage_records,
+)
 from kernelsight.serving.engine.request_blocks import fill_requests, read_requests
 from kernelsight.serving.engine.served import REAL, WHOLE
 from kernelsight.serving.engine.state import Scenario
@@ -92,7 +100,7 @@ def serve_each(columns: tuple, loads: tuple, arrays: tuple, workspace: tuple, re
     """
     all_columns, each, many = Columns(*columns), Loads(*loads), Scenario(*arrays)
     space, outcomes = Workspace(*workspace), Results(*results)
-    host, used = many.host[0], 0
+    host, used = many.host[0, 0], 0
     for j in range(each.first.size):
         n = each.count[j]
         start, stop = each.first[j], each.first[j] + n
@@ -154,11 +162,11 @@ def serve_loads(columns: Columns, loads: Loads, pool: Pool, workspace: Workspace
         entries=np.zeros(1, ENTRY),
         engines=engines,
         limits=limits,
-        host=np.array([tuple(pool.host)], HOST),
+        host=host_records(pool.host)[None],
         heaps=workspace.heaps,
         groups=group_records(limits[:1]),
         stages=stage_records([pool], 0.0),
-        layout=np.array([costs.layout]),
+        layout=layouts_by_adapters(costs.layout, costs.surface)[None],
         draft_layout=np.zeros(1, LAYOUT),
         rows=np.zeros((1, 0, COLUMNS)),
         costs=costs.values,

@@ -44,6 +44,13 @@ def pack(surface: Surface, energy: Surface | None = None, measured: Surface | No
     return PackedCosts(np.concatenate([*times, *others]), layout, surface)
 
 
+def layouts_by_adapters(layout: np.void, surface: Surface) -> np.ndarray:
+    """Return a surface's layout for steps without adapters, and at each level of them."""
+    layouts = np.repeat(layout, 1 + surface.adapter_levels.size)
+    layouts["tokens_at"] += np.arange(layouts.size) * surface.priced_tokens.size
+    return layouts
+
+
 def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     """Return the values of a surface, part by part, and set the offset of each part in its layout.
 
@@ -60,6 +67,8 @@ def _placed(surface: Surface, layout: np.void, between: dict[str, tuple[np.ndarr
 
     priced = surface.priced_tokens
     layout["tokens_at"] = place(surface.token_us[priced])
+    for adapted_us in surface.adapted_us:
+        place(adapted_us[priced])
     layout["prompts_at"] = surface.padded_tokens.size if surface.padded_prompt_tokens.size else 0
     layout["sampled_at"] = place(surface.sampled_us)
     if surface.embedding_us.size:
@@ -111,11 +120,11 @@ def unpack_uses(uses: np.ndarray, costs: PackedCosts, layout: np.void) -> Uses:
     """Return the uses by part, shape [3 phases, ...] each; tokens count at the CUDA-graph size that pads them."""
     surface = costs.surface
     priced = surface.priced_tokens
-    counted = uses[:, layout["tokens_at"] :][:, : priced.size]
-    tokens = np.zeros((3, surface.token_us.size))
-    used = np.flatnonzero(counted.any(axis=0))
-    for phase in range(3):
-        np.add.at(tokens[phase], priced[used], counted[phase, used])
+    levels = 1 + surface.adapter_levels.size
+    counted = uses[:, layout["tokens_at"] :][:, : levels * priced.size].reshape(3, levels, priced.size)
+    tokens = np.zeros((3, surface.token_us.size, levels))
+    for phase, level, row in np.argwhere(counted):
+        tokens[phase, priced[row], level] += counted[phase, level, row]
     grids = []
     for name in GRIDS:
         grid = getattr(surface, f"{name}_us")

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelsight.serving.compilation.compiled import compiled, inlined
-from kernelsight.serving.engine.adapters import wait_for_loads
+from kernelsight.serving.engine.adapters import set_level, wait_for_loads
 from kernelsight.serving.engine.batch import push_partial
 from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.drafts import cost_drafts
@@ -29,15 +29,26 @@ from kernelsight.serving.engine.policy import received_until, reset_ratio_when_i
 from kernelsight.serving.engine.queue import horizon_us, next_visible_us, queue_head
 from kernelsight.serving.engine.records import NOBODY
 from kernelsight.serving.engine.scheduler import schedule
-from kernelsight.serving.engine.state import Core, Metrics, Step, StepCosts
+from kernelsight.serving.engine.state import (
+    Core,
+    Metrics,
+    Scenario,
+    Step,
+    StepCosts,
+    core_of,
+    costs_of,
+    draft_costs_of,
+    metrics_of,
+)
 from kernelsight.serving.engine.steps import cost_experts, cost_step, count_step, phase_of
 from kernelsight.serving.engine.waits import note_admitted
 
 
 @compiled
-def begin_batches(core: Core, costs: StepCosts, draft_costs: StepCosts, metrics: Metrics) -> None:
-    """Form batches now, or when an idle engine sees its next request, and send them through the stages."""
-    engine, requests, limits = core.engine, core.requests, core.limits
+def begin_batches(scenario: Scenario, i: int) -> None:
+    """Form batches of engine ``i`` now, or when it is idle and sees its next request, and send them on."""
+    engine, requests, limits = scenario.engines[i], scenario.requests, scenario.limits[i]
+    metrics = metrics_of(scenario, i)
     while engine.batches < limits.stages:
         horizon = horizon_us(engine, limits)
         idle = engine.running == 0 and queue_head(engine, requests, limits, horizon) < 0
@@ -46,15 +57,18 @@ def begin_batches(core: Core, costs: StepCosts, draft_costs: StepCosts, metrics:
         if idle:
             next_us = next_visible_us(engine, requests, limits, horizon)
             horizon = engine.now = max(next_us, engine.now) + limits.batch_wait_us
-        prompt_tokens, decode_tokens, _, _ = form_batch(core, metrics.sums, idle, horizon)
+        prompt_tokens, decode_tokens, _, _ = form_batch(core_of(scenario, i), metrics.sums, idle, horizon)
         if prompt_tokens + decode_tokens == 0:
             break
         stage = (engine.oldest_batch + engine.batches) % limits.stages
-        send_batch(core, costs, draft_costs, metrics, stage, prompt_tokens, decode_tokens, 0)
+        send_batch(
+            core_of(scenario, i), costs_of(scenario, i), draft_costs_of(scenario, i), metrics, stage, prompt_tokens,
+            decode_tokens, 0,
+        )  # fmt: skip
         engine.batches += 1
     engine.underway = engine.batches > 0
     if engine.underway:
-        engine.due_us = core.stages[engine.oldest_batch].due_us
+        engine.due_us = scenario.stages[i, engine.oldest_batch].due_us
 
 
 @compiled
@@ -66,6 +80,7 @@ def form_batch(core: Core, sums: np.ndarray, idle: bool, horizon: float) -> tupl
     engine.step_found = engine.step_looked_up = 0
     seen, ticket = horizon if limits.plain else received_until(engine, limits, horizon), engine.admitted
     scheduled = schedule(core, seen)
+    set_level(engine, limits, scheduled[0], scheduled[1])
     if sums.shape[0] > 0:
         note_admitted(engine, core.requests, sums, ticket)
     engine.previous_start = engine.now
@@ -165,9 +180,10 @@ def pass_stages(
 ) -> tuple:
     """Return (start, end, exposed host time) of a batch that is formed now; a stage is busy until the batch leaves it.
 
-    The host prepares batches in turn. The first stage computes the embedding, the last one logits and drafts, all but
-    the first wait for a transfer; layers, launches and gaps between kernels are split by each stage's share of layers.
-    Where every stage has a scheduler of its own (TensorRT-LLM), it looks at all running requests before its part.
+    The host prepares batches in turn, and launches drafts pass by pass, which the GPU waits for where they take longer.
+    The first stage computes the embedding, the last one logits and drafts, all but the first wait for a transfer;
+    layers, launches and gaps between kernels are split by each stage's share of layers. Where every stage has a
+    scheduler of its own (TensorRT-LLM), it looks at all running requests before its part.
     """
     engine, limits, host, stages = core.engine, core.limits, core.host, core.stages
     values, layout = costs.values, costs.layout
@@ -195,6 +211,7 @@ def pass_stages(
             moment = max(moment, stage.free_us)
         if s == last:
             own_us += logits_us + drafts_us
+            exposed_here_us += max(0.0, host.drafts_us - drafts_us) if drafts_us > 0.0 else 0.0
         exposed_here_us += host.gap_us * stage.share + max(0.0, hidden_here_us - own_us)
         if last > 0:
             exposed_here_us += host.per_active_us * engine.running

@@ -175,7 +175,7 @@ def deliver(scenario: Scenario, i: int, r: int) -> bool:
     Decode engines come last.
     """
     client, engine, request = scenario.clients[0], scenario.engines[i], scenario.requests[r]
-    limits, host = scenario.limits[i], scenario.host[i]
+    limits, host = scenario.limits[i], scenario.host[i, 0]
     decode_limits = scenario.limits[scenario.limits.size - 1]
     request.replica = i
     request.sent_us = client.now

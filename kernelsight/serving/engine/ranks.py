@@ -67,7 +67,7 @@ def begin_ranks(scenario: Scenario, first: int, now: float) -> None:
 def send_ranks(scenario: Scenario, first: int, now: float) -> None:
     """Execute a scheduled step of ranks with drafts, whose requests get different numbers of tokens."""
     engines, stages, ranks = scenario.engines, scenario.stages, scenario.limits[first].ranks
-    expert_tokens = shared_tokens(engines, scenario.host[first], costs_of(scenario, first), first, ranks)
+    expert_tokens = shared_tokens(engines, scenario.host[first, 1], costs_of(scenario, first), first, ranks)
     end_us = now
     for i in range(first, first + ranks):
         prompts, decodes = engines[i].step_prompt_tokens, engines[i].step_decode_tokens
@@ -78,13 +78,13 @@ def send_ranks(scenario: Scenario, first: int, now: float) -> None:
             )  # fmt: skip
             end_us = max(end_us, stages[i, 0].due_us)
     for i in range(first, first + ranks):
-        wait_for_ranks(engines[i], stages[i, 0], scenario.layout[i].split, scenario.rows[i], end_us)
+        wait_for_ranks(engines[i], stages[i, 0], scenario.layout[i, 0].split, scenario.rows[i], end_us)
 
 
 @compiled
 def step_ranks(scenario: Scenario, first: int) -> None:
     """Execute one scheduled step, in which some rank computes prompts or waits for adapters."""
-    engines, limits, host = scenario.engines, scenario.limits, scenario.host[first]
+    engines, limits, host = scenario.engines, scenario.limits, scenario.host[first, 1]
     ranks, begin_us = limits[first].ranks, engines[first].previous_start
     expert_tokens = shared_tokens(engines, host, costs_of(scenario, first), first, ranks)
     end_us = begin_us
@@ -93,7 +93,13 @@ def step_ranks(scenario: Scenario, first: int) -> None:
         prompts, decodes = engine.step_prompt_tokens, engine.step_decode_tokens
         if prompts + decodes > 0:
             gpu_us, host_us = single_step(
-                engine, scenario.requests, host, costs_of(scenario, i), prompts, decodes, expert_tokens
+                engine,
+                scenario.requests,
+                core_of(scenario, i).host,
+                costs_of(scenario, i),
+                prompts,
+                decodes,
+                expert_tokens,
             )
             engine.own_us, engine.own_gpu_us = gpu_us + host_us, gpu_us
             own_end_us = begin_us + engine.own_us
@@ -104,7 +110,7 @@ def step_ranks(scenario: Scenario, first: int) -> None:
         if prompts + decodes > 0:
             wait_us, host_us = end_us - (begin_us + engine.own_us), engine.own_us - engine.own_gpu_us
             step = Step(prompts, decodes, engine.now, end_us, engine.own_gpu_us, host_us, wait_us)
-            pass_single_step(core_of(scenario, i), scenario.layout[i].split, metrics_of(scenario, i), step)
+            pass_single_step(core_of(scenario, i), scenario.layout[i, 0].split, metrics_of(scenario, i), step)
             engine.underway = True
         engine.now = engine.due_us = end_us
 
@@ -118,8 +124,8 @@ def time_without_attention(costs: StepCosts, batch: int, experts_us: float) -> f
 @compiled
 def plan_ranks(scenario: Scenario, first: int) -> None:
     """Plan decode steps of all ranks with linear times, up to the first change of a batch; a request may end them."""
-    engines, host, ranks = scenario.engines, scenario.host[first], scenario.limits[first].ranks
-    experts_at = scenario.layout[first].experts_at + shared_tokens(
+    engines, host, ranks = scenario.engines, scenario.host[first, 1], scenario.limits[first].ranks
+    experts_at = scenario.layout[first, 0].experts_at + shared_tokens(
         engines, host, costs_of(scenario, first), first, ranks
     )
     steps, pace = float(NO_LIMIT), Line(0.0, 0.0)
@@ -130,7 +136,7 @@ def plan_ranks(scenario: Scenario, first: int) -> None:
             continue
         costs = costs_of(scenario, i)
         contexts = contexts_now(engine, costs)
-        hidden_us, exposed_us, _ = host_times(batch, batch, 0, host)
+        hidden_us, exposed_us, _ = host_times(batch, batch, 0, core_of(scenario, i).host)
         linear_us = time_without_attention(costs, batch, costs.values[experts_at])
         piece, step, gpu = decode_line(costs, batch, contexts, linear_us, hidden_us, exposed_us)
         engine.own_us, engine.own_slope = step.first_us, step.slope_us
@@ -183,7 +189,7 @@ def take_ranks(scenario: Scenario, first: int, stop_us: float) -> None:
     engines, limits, ranks = scenario.engines, scenario.limits, scenario.limits[first].ranks
     begin_us, pace = engines[first].previous_start, Line(engines[first].pace_us, engines[first].pace_slope)
     steps, _, _ = cut_line(pace, engines[first].planned_steps, stop_us - begin_us, False)
-    expert_tokens = shared_tokens(engines, scenario.host[first], costs_of(scenario, first), first, ranks)
+    expert_tokens = shared_tokens(engines, scenario.host[first, 1], costs_of(scenario, first), first, ranks)
     end_us = begin_us + line_time(pace, steps)
     engines[first].joint_steps += steps - 1
     if limits[first].balance:

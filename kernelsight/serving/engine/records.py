@@ -65,6 +65,10 @@ HOST = record(
     ranks_padded=_TRUTH,  # ranks that step together are padded to the largest batch among them
     serial_us=_REAL,  # of the front end for a request, and for a prompt token, while the next request waits
     serial_token_us=_REAL,
+    adapter_gap_us=_REAL,  # parts of exposed_us, eager_launches_us and captured_launches_us that adapters add
+    adapter_eager_us=_REAL,
+    adapter_captured_us=_REAL,
+    drafts_us=_REAL,  # launches of the draft model's passes, which begin once the tokens of the step are known
 )
 
 # offsets of a surface in the flat array of costs: for every whole x the knot below it (x_at) and the weight of the
@@ -338,6 +342,8 @@ ENGINE = record(
     adapter_on_gpu=(_SHORT, (MOST_ADAPTERS,)),
     adapter_used_us=(_REAL, (MOST_ADAPTERS,)),
     adapters_us=_REAL,  # loads that the step which is formed waits for
+    adapters=_WHOLE,  # different ones that running requests use
+    level=_WHOLE,  # of the step that is formed: which costs of tokens it has, see ``adapters``
     adapter_loads=_WHOLE,  # to the GPU, in total
     # totals
     steps=_WHOLE,

@@ -11,7 +11,7 @@ from kernelsight.serving.engine.input_checks import check_inputs
 from kernelsight.serving.engine.inputs import Host, Load, Routing, Tiers, Transfer, together_until
 from kernelsight.serving.engine.limits import LIMITS, Limits, is_plain
 from kernelsight.serving.engine.loop import serve_until_full
-from kernelsight.serving.engine.packed_costs import PackedCosts, joined_costs, unpack_uses
+from kernelsight.serving.engine.packed_costs import PackedCosts, joined_costs, layouts_by_adapters, unpack_uses
 from kernelsight.serving.engine.records import (
     CLIENT,
     ENGINE,
@@ -21,6 +21,7 @@ from kernelsight.serving.engine.records import (
     HOST,
     ITL_BINS,
     LAYOUT,
+    MOST_ADAPTERS,
     NO_LIMIT,
     NOBODY,
     PREFIX_AWARE,
@@ -158,6 +159,10 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
         limits = pool.limits if load.adapter.size else pool.limits._replace(max_loras=0)
         for name, value in limits._asdict().items():
             record[name] = value
+        record["assumed_loras"] = 0 if load.adapter.size else pool.limits.max_loras
+        levels, numbers = pool.costs.surface.adapter_levels, np.arange(1, MOST_ADAPTERS + 1)
+        record["levels"] = 1 + levels.size
+        record["level_of"][1:] = 1 + np.minimum(np.searchsorted(levels, numbers), levels.size - 1)
         record["plain"] = is_plain(limits)
         record["hash_tokens"] = load.hash_tokens if pool.limits.prefix_caching else 0
         record["stages"] = len(pool.layers)
@@ -171,6 +176,21 @@ def limit_records(pools: Sequence[Pool], load: Load) -> np.ndarray:
     # the ranks of a replica are consecutive
     limits["rank"] = np.concatenate([np.arange(pool.engines) for pool in pools]) % limits["ranks"]
     return limits
+
+
+def host_records(host: Host) -> np.ndarray:
+    """Return HOST records of steps without kernels of adapters, and with them, shape [2]."""
+    return np.array([tuple(host.without_adapters()), tuple(host)], HOST)
+
+
+def level_layouts(pools: Sequence[Pool], layouts: np.ndarray) -> np.ndarray:
+    """Return the layouts of pools by adapters of a step, shape [pools, levels]; those with fewer levels end unused."""
+    most = max(1 + pool.costs.surface.adapter_levels.size for pool in pools)
+    by_level = np.repeat(layouts, most).reshape(len(pools), most)
+    for row, pool, layout in zip(by_level, pools, layouts, strict=True):
+        own = layouts_by_adapters(layout, pool.costs.surface)
+        row[: own.size] = own
+    return by_level
 
 
 def stage_records(pools: Sequence[Pool], start_us: float) -> np.ndarray:
@@ -239,9 +259,9 @@ def fresh_scenario(
         if caching
         else np.zeros(1, ENTRY),
         limits=limits,
-        host=np.repeat(np.array([tuple(pool.host) for pool in pools], HOST), sizes),
+        host=np.repeat(np.stack([host_records(pool.host) for pool in pools]), sizes, axis=0),
         costs=costs,
-        layout=np.repeat(layouts[: len(pools)], sizes),
+        layout=np.repeat(level_layouts(pools, layouts[: len(pools)]), sizes, axis=0),
         draft_layout=np.repeat(draft_layouts, sizes),
         uses=np.zeros((3, costs.size)) if scratch is None else scratch,
         histogram=np.zeros(ITL_BINS, np.int64),
@@ -299,7 +319,7 @@ def serve_scenario(
     uses = draft_uses = None
     if scratch is None:
         firsts = list(zip(pools, np.cumsum([0, *(pool.engines for pool in pools[:-1])]), strict=True))
-        uses = [unpack_uses(scenario.uses, pool.costs, scenario.layout[i]) for pool, i in firsts]
+        uses = [unpack_uses(scenario.uses, pool.costs, scenario.layout[i, 0]) for pool, i in firsts]
         draft_uses = [
             unpack_uses(scenario.uses, pool.draft.costs, scenario.draft_layout[i]) if pool.draft else None
             for pool, i in firsts

@@ -48,7 +48,10 @@ def empty_outcome(requests: int) -> Outcome:
 
 
 class Uses(NamedTuple):
-    """Uses of step costs, shape [3 phases, ...]: counts over dense tables (padded tokens), weights over knots."""
+    """Uses of step costs, shape [3 phases, ...]: counts over dense tables (padded tokens), weights over knots.
+
+    ``tokens``: shape [3, tokens, levels], without adapters and at each level of them.
+    """
 
     tokens: np.ndarray
     sampled: np.ndarray

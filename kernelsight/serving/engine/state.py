@@ -27,11 +27,11 @@ class Scenario(NamedTuple):
     # an item for each engine; those that the client sends to come first, ranks of a replica one after the other
     engines: np.ndarray  # [engines] ENGINE
     limits: np.ndarray  # [engines] LIMITS
-    host: np.ndarray  # [engines] HOST
+    host: np.ndarray  # [engines, 2] HOST of steps without kernels of adapters, and with them
     heaps: np.ndarray  # [engines, groups, 2 or 3, capacity, 2] see ``heaps``
     groups: np.ndarray  # [engines, groups] GROUP
     stages: np.ndarray  # [engines, largest number of stages] STAGE
-    layout: np.ndarray  # [engines] LAYOUT of the model's step costs
+    layout: np.ndarray  # [engines, levels] LAYOUT of the model's step costs, by adapters of a step (see ``adapters``)
     draft_layout: np.ndarray  # [engines] LAYOUT of the draft model's
     rows: np.ndarray  # [engines, capacity, COLUMNS] step rows; no capacity: none are kept
     # of all engines
@@ -104,17 +104,18 @@ class Step(NamedTuple):
 
 @written_out
 def core_of(scenario: Scenario, i: int) -> Core:
-    """Return the state that the scheduler of engine ``i`` works on."""
+    """Return the state that the scheduler of engine ``i`` works on, with the host's times of the last step formed."""
     return Core(
-        scenario.engines[i], scenario.limits[i], scenario.host[i], scenario.requests, scenario.hashes,
+        scenario.engines[i], scenario.limits[i], scenario.host[i, min(scenario.engines[i].level, 1)],
+        scenario.requests, scenario.hashes,
         scenario.entries, scenario.heaps[i], scenario.groups[i], scenario.stages[i],
     )  # fmt: skip
 
 
 @written_out
 def costs_of(scenario: Scenario, i: int) -> StepCosts:
-    """Return the step costs of the model of engine ``i``."""
-    return StepCosts(scenario.costs, scenario.layout[i], scenario.uses)
+    """Return the step costs of the model of engine ``i``, for the adapters of the last step formed."""
+    return StepCosts(scenario.costs, scenario.layout[i, scenario.engines[i].level], scenario.uses)
 
 
 @written_out

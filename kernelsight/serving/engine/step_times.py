@@ -6,6 +6,7 @@ import numpy as np
 
 from kernelsight.serving.compilation.compiled import entry, inlined
 from kernelsight.serving.engine import host as host_rules
+from kernelsight.serving.engine.adapters import expected_adapters
 from kernelsight.serving.engine.costs import host_times
 from kernelsight.serving.engine.records import NOBODY
 from kernelsight.serving.engine.state import StepCosts
@@ -63,6 +64,7 @@ def time_steps(
     hosts: np.ndarray,
     costs: np.ndarray,
     layouts: np.ndarray,
+    level_of: np.ndarray,
     uses: np.ndarray,
     window: int,
     most_tokens: int,
@@ -72,11 +74,12 @@ def time_steps(
     """Fill ``times``, shape [4, batches]: time, p05 and p95 of each step, us, and energy, J; return the first fault.
 
     The energy is that of kernels on one GPU, without what an active GPU draws anyway. Batch b has the sequences
-    ``offsets[b]`` to ``offsets[b + 1]``. ``costs``: shape [3, ...], median and both ends, with the layout
-    ``layouts[0]``. ``engines``, ``requests``, ``uses``: working memory: one record, one for each sequence, uses of
-    costs. A fault is its kind plus 8 times the batch; FITS: none.
+    ``offsets[b]`` to ``offsets[b + 1]``. ``costs``: shape [3, ...], median and both ends. ``layouts``: without adapters
+    and at each level of them, which ``level_of`` has by their number; ``hosts``: without adapters, and with them.
+    ``engines``, ``requests``, ``uses``: working memory: one record, one for each sequence, uses of costs. A fault is
+    its kind plus 8 times the batch; FITS: none.
     """
-    engine, host, layout = engines[0], hosts[0], layouts[0]
+    engine = engines[0]
     for b in range(offsets.size - 1):
         tokens, decodes, fault = fill_batch(engine, requests, new, past, offsets[b], offsets[b + 1], window)
         if fault == FITS and tokens + decodes > most_tokens:
@@ -84,6 +87,9 @@ def time_steps(
         if fault != FITS:
             return fault + 8 * b
         engine.energy_j = 0.0
+        # each sequence has one of the adapters, all equally often
+        level = level_of[expected_adapters(level_of.size - 1, offsets[b + 1] - offsets[b])] if level_of.size > 1 else 0
+        host, layout = hosts[min(level, 1)], layouts[level]
         gpu_us, _ = single_step(engine, requests, host, StepCosts(costs[MIDDLE], layout, uses), tokens, decodes, 0)
         times[ENERGY, b] = engine.energy_j
         fast_us, _ = single_step(engine, requests, host, StepCosts(costs[FAST], layout, uses), tokens, decodes, 0)

@@ -113,6 +113,7 @@ def _of_conversations(conversations: Conversations) -> RecordedLoad:
         "hash_block_tokens": pa.array(np.full(n, conversations.block_tokens)),
         "priority": pa.nulls(n, pa.int64()),
         "adapter": pa.nulls(n, pa.int64()),
+        "warmup": pa.array(np.zeros(n, bool)),
     }
     return RecordedLoad(pa.table(columns, schema=TRACE_SCHEMA), conversations.dependencies, timed=False)
 

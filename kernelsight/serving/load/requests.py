@@ -146,7 +146,7 @@ def _file_of(row: Mapping) -> tuple[Any, ...]:
 
 
 def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
-    """Return the first num_prompts requests of a recorded load, by earliest send time, and their dependencies.
+    """Return a recorded load's warm-ups and its first num_prompts other requests, by send time, and their dependencies.
 
     A request whose predecessor is cut off is sent at its earliest send time. InvalidInput: a request rate for a trace
     that has arrivals of its own.
@@ -156,8 +156,10 @@ def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
     if recorded.timed and rated:
         problem = f"trace and {', '.join(rated)} are both set, but a trace has its own arrivals and lengths"
         raise errors.load_unclear(row["load_id"], problem, "Remove one or the other.")
+    warmups = pc.sum(requests["warmup"]).as_py() or 0
+    asked = None if row["num_prompts"] is None else row["num_prompts"] + warmups
     if not dependencies.request.size and recorded.timed:
-        return requests.slice(0, row["num_prompts"]), dependencies
+        return requests.slice(0, asked), dependencies
     dependencies = dependencies.limited(row["think_time_limit_s"])
     arrival_s = requests["arrival_s"].to_numpy()
     if not recorded.timed:
@@ -166,7 +168,7 @@ def _cut(row: Mapping, recorded: RecordedLoad) -> tuple[pa.Table, Dependencies]:
         arrival_s = arrival_s.copy()
         arrival_s[firsts] = _arrivals(generator, firsts.size, row)
     moments = earliest(dependencies, arrival_s)
-    n = min(row["num_prompts"] or arrival_s.size, arrival_s.size)
+    n = min(asked or arrival_s.size, arrival_s.size)
     within = (dependencies.request < n) & (dependencies.after < n)
     order = np.argsort(moments[:n], kind="stable")
     row_of_request = np.argsort(order)
@@ -365,6 +367,7 @@ def _as_table(drawn: list[Drawn]) -> pa.Table:
         "hash_block_tokens": pa.array(block_tokens, mask=unshared),
         "priority": pa.array(columns["priority"], mask=columns["priority"] == NO_PRIORITY),
         "adapter": pa.array(columns["adapter"], mask=columns["adapter"] == NO_ADAPTER),
+        "warmup": pa.array(np.zeros(columns["priority"].size, bool)),
     }
     return pa.table([arrays[name] for name in TRACE_SCHEMA.names], schema=TRACE_SCHEMA)
 
@@ -372,7 +375,7 @@ def _as_table(drawn: list[Drawn]) -> pa.Table:
 def _with_keys(table: pa.Table, load_ids: pa.ChunkedArray, counts: np.ndarray, warmups: np.ndarray) -> pa.Table:
     """Return requests with load_id, request_id and warmup; ``counts``, ``warmups``: requests of each load.
 
-    Warm-ups come first: copies of the first request, sent at once, as vLLM's benchmark client does.
+    Warm-ups come first: copies of the first request, sent at once, as vLLM's benchmark client does; then a trace's own.
     """
     owner = np.repeat(np.arange(counts.size), counts + warmups)
     position = np.arange(owner.size) - np.repeat(np.cumsum(counts + warmups) - counts - warmups, counts + warmups)
@@ -382,4 +385,5 @@ def _with_keys(table: pa.Table, load_ids: pa.ChunkedArray, counts: np.ndarray, w
         table = table.take(pa.array(rows))
     table = table.add_column(0, "load_id", load_ids.cast(pa.string()).take(pa.array(owner)))
     table = table.add_column(1, "request_id", pa.array(position))
-    return table.append_column("warmup", pa.array(position < warmups_before))
+    own = table["warmup"].to_numpy(zero_copy_only=False)
+    return table.set_column(table.num_columns - 1, "warmup", pa.array(own | (position < warmups_before)))

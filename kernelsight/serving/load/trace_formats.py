@@ -36,6 +36,7 @@ class TraceFormat(NamedTuple):
     hash_block: str | int | None = None  # field with the tokens per block, or the format's fixed number
     priority: str | None = None
     adapter: str | None = None  # name of its adapter (LoRA)
+    warmup: str | None = None  # 1: sent before the measured requests, and in no metric
     after: str | None = None  # id of the request that has to finish before this one is sent
     session: str | None = None  # requests of one session are its turns, in file order
     pause: str | None = None  # think time from the end of that request, or of the turn before, to sending this one
@@ -58,6 +59,7 @@ class TraceFormat(NamedTuple):
             self.hash_block,
             self.priority,
             self.adapter,
+            self.warmup,
             self.after,
             self.session,
             self.pause,

@@ -21,6 +21,7 @@ TRACE_SCHEMA = pa.schema(
         ("hash_block_tokens", pa.int64()),
         ("priority", pa.int64()),
         ("adapter", pa.int64()),
+        ("warmup", pa.bool_()),
     ]
 )
 STATE_BLOCK = "State it: --columns hash_block_tokens==16, or a field hash_block_tokens."
@@ -47,12 +48,13 @@ def requests_of_trace(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> 
     prompt_tokens = _sizes(raw, raw.format.prompt_tokens, faults)
     output_tokens = _sizes(raw, raw.format.output_tokens, faults)
     priority = _priorities(raw, faults)
+    warmup = _warmups(raw, waits, faults)
     if faults:
         return None
     arrival_s = _arrivals(raw, waits, moments_s, faults)
     hash_ids, hash_block_tokens = _hashes(raw, prompt_tokens, faults)
     columns = [text_of(raw, raw.format.request_id), arrival_s, prompt_tokens, output_tokens, hash_ids]
-    return pa.table([*columns, hash_block_tokens, priority, _adapters(raw)], schema=TRACE_SCHEMA)
+    return pa.table([*columns, hash_block_tokens, priority, _adapters(raw), warmup], schema=TRACE_SCHEMA)
 
 
 def note(faults: list[Fault], bad: np.ndarray, rule: str, problem: str, advice: str = CORRECT_LINE) -> None:
@@ -187,6 +189,22 @@ def _adapters(raw: RawTrace) -> pa.Array:
     """Return the numbers of adapters (int64), in order of first appearance; null if a request has none."""
     names = text_of(raw, raw.format.adapter)
     return pc.dictionary_encode(pc.if_else(pc.equal(names, ""), None, names)).combine_chunks().indices.cast(pa.int64())
+
+
+def _warmups(raw: RawTrace, waits: np.ndarray, faults: list[Fault]) -> pa.Array:
+    """Return which requests are warm-ups (bool): the first of the file, which wait for no other; note other ones."""
+    field = raw.format.warmup
+    column = raw.column(field)
+    if column.null_count == len(column):
+        return pa.array(np.zeros(len(column), bool))
+    marks = numbers(pc.fill_null(column, 0) if not _is_text(column) else pc.fill_null(column, "0"))
+    note_values(faults, ~np.isin(marks, (0, 1)), raw, str(field), "must be 0 or 1")
+    note(faults, (marks == 1) & waits, "waiting warm-up", "it is a warm-up, and waits for another request")
+    late = (marks == 1) & np.logical_or.accumulate(marks == 0)
+    note(faults, late, "late warm-up", "it is a warm-up after a measured request", "Put warm-ups first.")
+    if (marks == 1).all():
+        raise errors.trace_unusable(raw.path, "all of its requests are warm-ups", "Add requests with warmup 0.")
+    return pa.array(marks == 1)
 
 
 def _hashes(raw: RawTrace, prompt_tokens: np.ndarray, faults: list[Fault]) -> tuple[pa.Array, pa.Array]:

@@ -263,6 +263,7 @@ class FullEngine(NamedTuple):
             ]
         ).T
         drafts_us = self._drafts_us(tokens, decoding, sampled / self.query_tokens) if self.draft else 0.0
+        exposed_us = exposed_us + np.maximum(host.drafts_us - drafts_us, 0.0) * (np.asarray(drafts_us) > 0.0)
         # whether the front end's streaming, and not the engine's own work, sets the hidden host time of a step
         streamed_us = host.per_output_token_us * decoding
         streams = (streamed_us > 0.0) & (streamed_us - exposed_us >= hidden_us - 1e-6)

@@ -77,6 +77,8 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
                 for item in (*axes[name], values[ids[name]])
             ),
             experts_us=experts,
+            adapted_us=np.array([dense(tokens, row, largest_tokens) for row in values[ids["tokens"]].T[1:]]),
+            adapter_levels=axes["tokens"][1][1:].astype(np.int64),
             padded_prompt_tokens=padded[:0] if with_prompts is padded else with_prompts,
             **parts_us,
         )
@@ -84,13 +86,14 @@ def cost_tables(step_costs: pa.Table, step_shapes: pa.Table, deployment: dict[st
     # kernel launches of a whole forward pass: those of one knot of each part of a step
     of_a_pass = (name for name in PARTS if ids[name].size and name not in ("decode_window", "mixed_decode"))
     passes = sum(int(launches[ids[name].ravel()[-1]]) for name in of_a_pass)
+    of_adapters = int(launches[ids["tokens"][-1, -1]] - launches[ids["tokens"][-1, 0]])
     # knots of windowed (or sparse) attention end at the width of the window (or of the selection)
     window = int(axes["decode_window"][1][-1]) if axes["decode_window"][1].size else 0
     # of the layers: their knots do not depend on the loads
     ends = [float(by_id(f"gpu_{end}_us")[ids["tokens"]].sum()) or 1.0 for end in ("p05", "p95")]
     spread = math.sqrt(ends[1] / ends[0])
     packed = packed_costs.pack(*map(surface_of, (gpu_us, energy_j, measured_us)))
-    return CostTables(packed, axes, ids, passes, window, spread)
+    return CostTables(packed, axes, ids, passes, of_adapters, window, spread)
 
 
 def _laid_out(

@@ -53,7 +53,8 @@ class MeanStepCosts(NamedTuple):
         padded = self.padded(tokens)
         if whole.size:
             padded = np.where(np.asarray(prompt_tokens) > 0.0, whole[_whole_rows(tokens, whole)], padded)
-        return self.surface.token_us[padded]
+        # with as many adapters as a step may have
+        return (self.surface.adapted_us[-1] if self.surface.adapted_us.size else self.surface.token_us)[padded]
 
     def padded(self, tokens: np.ndarray) -> np.ndarray:
         """Return the sizes of the CUDA graphs that hold these tokens."""

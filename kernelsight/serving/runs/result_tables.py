@@ -29,7 +29,8 @@ class CostTables(NamedTuple):
     packed: packed_costs.PackedCosts
     axes: dict[str, tuple[np.ndarray, np.ndarray]]  # knots of each part of a step
     shape_ids: dict[str, np.ndarray]  # ids of step_shapes on the grid of these knots
-    launches: int  # kernels of a forward pass
+    launches: int  # kernels of a forward pass, those of adapters included
+    adapter_launches: int
     window_tokens: int  # width of windowed or sparse attention; 0: none
     spread: float  # factor from the median GPU time of the layers, over all knots, to an end of its 90 % interval
 
@@ -169,8 +170,9 @@ def use_rows(replicas: list[Replica], costs: dict[str, CostTables], deployments:
                 used.setdefault((replica.scenario, deployment), []).append(uses)
     for (scenario, deployment), uses_of_deployment in used.items():
         cost = costs[deployment]
+        levels = np.moveaxis(sum(uses.tokens for uses in uses_of_deployment), 2, 0)
         uses_of_part = {
-            "tokens": _to_knots(cost.axes["tokens"][0], sum(uses.tokens for uses in uses_of_deployment)),
+            "tokens": np.stack([_to_knots(cost.axes["tokens"][0], at_level) for at_level in levels], axis=2),
             "logits": _to_knots(cost.axes["logits"][0], sum(uses.sampled for uses in uses_of_deployment)),
             "decode_attention": sum(uses.decode for uses in uses_of_deployment),
             "decode_window": sum(uses.window for uses in uses_of_deployment),

@@ -28,8 +28,6 @@ def intervals_of(
     scenario_summary: pa.Table,
     scenarios: pa.Table,
     request_statistics_at_ends: pa.Table,
-    deployment_settings: pa.Table,
-    models: pa.Table,
     serving_spread: pa.Table,
 ) -> pa.Table:
     """90 % intervals of what scenario_summary predicts: errors of kernels and host, and scatter of measured runs."""
@@ -39,7 +37,7 @@ def intervals_of(
     served = {end: rows_by_key(rows, "scenario_id", names) for end, rows in at_ends.items()}
     up, down = _moves({end: _figures(rows) for end, rows in served.items()})
     planned = rows_by_key(scenarios, "scenario_id", names)
-    half = _halves(planned, served[ENDS[0]], deployment_settings, models, serving_spread)
+    half = _halves(planned, served[ENDS[0]], serving_spread)
     with np.errstate(divide="ignore", invalid="ignore"):
         above, below = _hypotenuse(up, half), _hypotenuse(down, half)
         for rate in map(METRICS.index, RATES):
@@ -93,24 +91,16 @@ def _is_served(served: Mapping[str, pa.Table]) -> np.ndarray:
     return has_value & has_value[WHOLE]
 
 
-def _halves(
-    scenarios: pa.Table, middle: pa.Table, settings: pa.Table, models: pa.Table, spread: pa.Table
-) -> np.ndarray:
+def _halves(scenarios: pa.Table, middle: pa.Table, spread: pa.Table) -> np.ndarray:
     """Return half the 90 % interval of the residual scatter of measured runs, shape [metrics, scenarios], logarithms.
 
-    ``serving_spread`` states it by model class (dense, moe) and by the mean number of requests in flight.
+    ``serving_spread`` states it by the number of users who take turns: of a closed loop with more requests than users.
     """
-    completed, e2e_ms, duration_s = _columns(middle, ("completed", "e2e_mean_ms", "duration_s"))
-    max_in_flight = _columns(scenarios, ("max_concurrency",))[0]
-    # an open loop: Little's law
-    in_flight = np.where(np.isnan(max_in_flight), completed * e2e_ms / 1e3 / _nonzero(duration_s), max_in_flight)
-    in_flight = np.where(np.isnan(in_flight), 1.0, in_flight)
-    model_names = rows_by_key(settings, "deployment_id", scenarios["deployment_id"].combine_chunks())["model"]
-    experts = rows_by_key(models, "model", model_names.combine_chunks())["experts"]
-    is_moe = pc.fill_null(pc.greater(experts, 0), False).to_numpy()
-    halves = np.full((len(METRICS), in_flight.size), np.nan)
-    for row in sorted_by(spread, "in_flight_above").to_pylist():
-        rows = (is_moe == (row["model_class"] == "moe")) & (in_flight > row["in_flight_above"])
+    max_in_flight, completed = _columns(scenarios, ("max_concurrency",))[0], _columns(middle, ("completed",))[0]
+    users = np.where(completed > max_in_flight, max_in_flight, 0.0)
+    halves = np.full((len(METRICS), users.size), np.nan)
+    for row in sorted_by(spread, "users").to_pylist():
+        rows = users >= row["users"]
         of_rates = RATES if row["metric"] == "e2e" else ()
         for number, metric in enumerate(METRICS):
             if metric in of_rates or metric.startswith(row["metric"]):

@@ -136,7 +136,7 @@ def pool_of(inputs: SimulationInputs, key: str) -> replica.Pool:
         proposing = inputs.costs[deployment["draft_deployment_id"]]
         draft = replica.Draft(proposing.packed, proposing.window_tokens)
         launches += (1 if limits.draft_block else min(limits.draft_depth, limits.drafts)) * proposing.launches
-    host = host_of(inputs.hosts[key], deployment, launches)
+    host = host_of(inputs.hosts[key], deployment, launches, cost.adapter_launches)
     stages = layers_of_stages(inputs.layers[deployment["model"]], deployment["pp"], deployment["engine"])
     ranks = deployment["dp"] if deployment["lock_step"] else 1
     tiers = tiers_of(inputs.tiers.get(key, []))

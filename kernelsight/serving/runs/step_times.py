@@ -21,8 +21,10 @@ from kernelsight.escape import visible
 from kernelsight.kernels.energy import held
 from kernelsight.scenario.refusals import refuse_faults
 from kernelsight.scenario.scenario_rows import deployment_rows, gpu_assumptions, normalise, prefill_flags, resolve_names
-from kernelsight.serving.engine.records import ENGINE, HOST, REQUEST
-from kernelsight.serving.engine.replica import Pool
+from kernelsight.serving.engine.many_scenarios import NO_HASHES
+from kernelsight.serving.engine.packed_costs import layouts_by_adapters
+from kernelsight.serving.engine.records import ENGINE, REQUEST
+from kernelsight.serving.engine.replica import Pool, host_records, limit_records
 from kernelsight.serving.engine.step_times import (
     EMPTY,
     FITS,
@@ -137,7 +139,9 @@ class StepTimes:
         self.settings: dict[str, Any] = settings
         self.limits: Limits = pool.limits
         self._costs = np.stack([pool.costs.values, *deployed.ends])
-        self._layout, self._host = np.array([pool.costs.layout]), np.array([tuple(pool.host)], HOST)
+        self._layouts = layouts_by_adapters(pool.costs.layout, pool.costs.surface)
+        self._hosts = host_records(pool.host)
+        self._level_of = limit_records([pool], NO_HASHES)[0]["level_of"][: 1 + pool.limits.max_loras].astype(np.int64)
         self._log_sd, self._power = deployed.host["step_log_sd"], deployed.power
         sequences = pool.costs.surface.sampled_us.size - 1
         self._most = min(pool.limits.max_num_seqs, sequences), pool.limits.max_num_batched_tokens
@@ -196,7 +200,10 @@ class StepTimes:
         return StepTime(middle_us, fast_us, slow_us, energy_j)
 
     def _arguments(self, new: np.ndarray, past: np.ndarray, offsets: np.ndarray, times: np.ndarray) -> tuple:
-        working_memory = (self._engine, self._requests, self._host, self._costs, self._layout, self._uses)
+        working_memory = (
+            *(self._engine, self._requests, self._hosts, self._costs, self._layouts, self._level_of),
+            self._uses,
+        )
         limits = (self.limits.window_tokens, self._most[1], self._log_sd)
         return new, past, offsets, *working_memory, *limits, times
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from kernelsight.catalog.tables import facts
-from kernelsight.fitting.kernel_sweeps.bounds import BYTES, impossible, least_flops, peak_flops_per_us
+from kernelsight.fitting.kernel_sweeps.bounds import impossible, least_work, peak_flops_per_us
 from kernelsight.fitting.kernel_sweeps.points import first_reason
 
 H100 = next(row for row in facts("gpus").to_pylist() if row["gpu"] == "h100_sxm")
@@ -45,12 +45,19 @@ EXPERTS |= {"distribution": "balanced"}
 )
 def test_work(family: str, row: dict[str, object], flops: float) -> None:
     rows = pl.DataFrame([row])
-    assert rows.select(least_flops(family, rows)).item() == flops
+    assert rows.select(least_work("flops", family, rows)).item() == flops
 
 
-def test_the_cache_is_read_in_its_own_format() -> None:
-    row = pl.DataFrame([ATTENTION | {"context": 7, "window": 0, "format": "fp8"}])
-    assert row.select(BYTES["decode_attention"]).item() == 2 * 2 * 8 * 2 * 64
+def test_the_least_bytes() -> None:
+    """A cache is read in its own format; a rank without balanced routing may reach no expert."""
+    experts = EXPERTS | {"moe_ep": 8, "format": "bf16"}
+    for family, row, least in (
+        ("decode_attention", ATTENTION | {"context": 7, "window": 0, "format": "fp8"}, 2 * 2 * 8 * 2 * 64),
+        ("moe", experts, 3 * 64 * 32 * 2),
+        ("moe", experts | {"distribution": "power_law_1.2"}, 0),
+    ):
+        rows = pl.DataFrame([row])
+        assert rows.select(least_work("bytes", family, rows)).item() == least
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.present.trace.timeline import write_timeline
 from kernelsight.session import Session, connect
 from kernelsight.sweeps.runs import Run
+from tests.asked import refusals
 from tests.present.conftest import KINDS, SMALL
 
 PHASES = {"prefill", "decode", "mixed"}
@@ -154,13 +155,7 @@ def test_a_scenario_of_a_sweep_has_the_timeline_of_its_own_run(
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
-    [
-        ([], "the file holds 4 scenarios; name one with --scenario"),
-        (["--scenario", "nothing"], "unknown scenario 'nothing'"),
-        (["--from", "5", "--to", "2"], "there is no time from 5 s to 2 s"),
-        (["--from", "-1"], "there is no time from -1 s to inf s"),
-        (["--from", "nan"], "there is no time from nan s"),
-    ],
+    refusals("present/trace/test_timeline::test_refusals"),
 )
 def test_refusals(words: list[str], sentence: str, saved_sweep: Path, tmp_path: Path, capsys: Any) -> None:
     assert main(["timeline", str(saved_sweep), "-o", str(tmp_path / "x.json"), *words]) == 2

@@ -7,6 +7,8 @@
 - Where neither a slot is empty nor an adapter can go, a request waits: alone, or with all behind it.
 - The step that admits a request takes ``adapter_load_us`` longer for an adapter that is not on the GPU, and
   ``adapter_read_us`` more where host memory does not have it.
+- A step costs by the number of different adapters of running requests. Where no request has one, a step of up to
+  ``launched_tokens`` (with prompts ``launched_prompt_tokens``) tokens costs as with one.
 """
 
 from __future__ import annotations
@@ -77,6 +79,12 @@ class Adapters:
             place = self.held(adapter)
             place.users -= 1
             place.left_us = now
+
+    def in_step(self, tokens: int, prompts: bool) -> int:
+        """How many adapters a step of so many tokens pays for."""
+        used = sum(place.users > 0 for place in self.places)
+        launched = self.limits.launched_prompt_tokens if prompts else self.limits.launched_tokens
+        return used or int(tokens <= launched)
 
     def waited_us(self) -> float:
         """What the step that was formed waits for; once."""

@@ -1,9 +1,10 @@
 """What a step costs, in plain Python: the knots that it pays for, with their weights; its GPU time is their sum.
 
-A step pays the token table at its padded tokens, the table of sampled sequences, the decode surface at (batch, mean
-context), the window surface at (batch, mean context inside the window), and the prefill surface at (chunk, cached) of
-every chunk, less its smallest knot for each chunk after the first, because all chunks share one launch. Decodes beside
-a chunk of more than one token pay the mixed surface, where there is one, instead of decode and window surfaces.
+A step pays the token table (one for each level of adapters) at its padded tokens, the table of sampled sequences, the
+decode surface at (batch, mean context), the window surface at (batch, mean context inside the window), and the prefill
+surface at (chunk, cached) of every chunk, less its smallest knot for each chunk after the first, because all chunks
+share one launch. Decodes beside a chunk of more than one token pay the mixed surface, where there is one, instead of
+decode and window surfaces.
 """
 
 from __future__ import annotations
@@ -48,11 +49,18 @@ class Costs:
         self.surface = surface
         self.window_tokens = window_tokens
 
+    def level(self, work: Work) -> int:
+        """0 without adapters; else the number, from 1, of the first level with as many, or the last level."""
+        levels = self.surface.adapter_levels.tolist()
+        if not work.adapters or not levels:
+            return 0
+        return next((n for n, most in enumerate(levels, 1) if most >= work.adapters), len(levels))
+
     def knots(self, work: Work) -> Counter[tuple]:
         """Weight of each (part, x index, y index) that a step pays for; dense tables have y index 0."""
         surface = self.surface
         paid: Counter[tuple] = Counter()
-        paid["tokens", priced_tokens(surface, work), 0] += 1.0
+        paid["tokens", priced_tokens(surface, work), self.level(work)] += 1.0
         paid["sampled", work.sampled, 0] += 1.0
         if work.contexts and surface.mixed_us.size and any(new > 1 for new, _ in work.chunks):
             self._add(paid, "mixed", len(work.contexts), sum(work.contexts) / len(work.contexts))
@@ -97,7 +105,7 @@ class Costs:
     def price(self, part: str, i: int, j: int) -> float:
         """Cost of one knot, microseconds."""
         if part == "tokens":
-            return float(self.surface.token_us[i])
+            return float(self.surface.adapted_us[j - 1, i] if j else self.surface.token_us[i])
         if part == "sampled":
             return float(self.surface.sampled_us[i])
         return float(getattr(self.surface, f"{part}_us")[i, j])

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.serving.engine.reference_scheduler import Work, launches_of, requests_us
+from tests.serving.engine.reference_scheduler import Work, host_for, launches_of, requests_us
 
 
 class Parts(NamedTuple):
@@ -31,6 +31,7 @@ class Parts(NamedTuple):
     embedding_us: float
     transfer_us: float
     logits_us: float
+    drafts_us: float = 0.0  # part of the logits' time here
 
 
 class Passage(NamedTuple):
@@ -84,7 +85,7 @@ class Pipeline:
 
     def send(self, work: Work, now: float, running: int) -> Passage:
         """Send a batch that is formed now through the stages; ``running``: requests that run, in it or in another."""
-        host = self.host
+        host = host_for(work, self.host)
         own_us = host.base_us + host.per_token_us * work.tokens
         own_us += host.per_request_us * (len(work.chunks) + len(work.contexts))
         launches_us = launches_of(work, host)
@@ -101,6 +102,9 @@ class Pipeline:
             beside_us = launches_us * share + (own_us if host.overlapped and s == 0 else 0.0)
             exposed_us = host.gap_us * share + max(beside_us - gpu_us, 0.0) + (ready - start if s == 0 else 0.0)
             exposed_us += host.per_active_us * running if len(self.shares) > 1 else 0.0
+            drafts_us = self.parts(work).drafts_us
+            if drafts_us and s == len(self.shares) - 1:  # the GPU waits for launches that take longer
+                exposed_us += max(host.drafts_us - drafts_us, 0.0)
             host_us += exposed_us
             moment += exposed_us + gpu_us
             self.left_us[s] = moment

@@ -130,7 +130,8 @@ class Request:
 class Work:
     """What one step computes: new tokens of each prompt chunk after cached ones, contexts of decodes, samples.
 
-    ``proposed``: tokens of decodes beyond one each; ``ended``: lengths of the prompts that end.
+    ``proposed``: tokens of decodes beyond one each; ``ended``: lengths of the prompts that end; ``adapters``: that it
+    pays for.
     """
 
     chunks: list[tuple[int, int]]
@@ -138,6 +139,7 @@ class Work:
     sampled: int
     proposed: int = 0
     ended: tuple[int, ...] = ()
+    adapters: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -511,7 +513,10 @@ class Scheduler:
                 if tokens == request.missing_tokens:
                     sampled += 1
                     ended.append(request.known_tokens)
-        return Work(chunks, contexts, sampled, proposed, tuple(ended))
+        work = Work(chunks, contexts, sampled, proposed, tuple(ended))
+        if self.limits.max_loras:
+            work.adapters = self.adapters.in_step(work.tokens, bool(chunks))
+        return work
 
     def launch(self, granted: dict[int, int], returns_us: float) -> list[tuple[Request, int, int]]:
         """Count the step's tokens as computed; returns who gets one from it, what they know until then, and drafts.
@@ -577,6 +582,7 @@ class Scheduler:
 
 def step_time(work: Work, gpu_us: float, host: Any) -> float:
     """Time of a step under the host's constants (the fields of the loop's Host), microseconds."""
+    host = host_for(work, host)
     cpu_us = host.base_us + host.per_request_us * (len(work.chunks) + len(work.contexts))
     cpu_us += host.per_token_us * work.tokens
     launches_us = launches_of(work, host)
@@ -584,6 +590,16 @@ def step_time(work: Work, gpu_us: float, host: Any) -> float:
     exposed_us = host.exposed_us + requests_us(work, host)
     exposed_us += 0.0 if host.overlapped else cpu_us
     return exposed_us + max(hidden_us, gpu_us)
+
+
+def host_for(work: Any, host: Any) -> Any:
+    """The host's constants for a step: without adapters it launches less."""
+    less = {"exposed_us": "gap", "gap_us": "gap", "eager_launches_us": "eager", "captured_launches_us": "captured"}
+    if work.adapters:
+        return host
+    return host._replace(
+        **{name: getattr(host, name) - getattr(host, f"adapter_{part}_us") for name, part in less.items()}
+    )
 
 
 def requests_us(work: Any, host: Any) -> float:

@@ -69,7 +69,7 @@ class Speculative(NamedTuple):
         def parts(work: Work) -> Parts:
             padded = priced_tokens(surface, work)
             apart = (surface.embedding_us[padded], surface.transfer_us[padded]) if len(self.layers) > 1 else (0.0, 0.0)
-            return Parts(*apart, surface.sampled_us[work.sampled] + self.draft_us(work))
+            return Parts(*apart, surface.sampled_us[work.sampled] + self.draft_us(work), self.draft_us(work))
 
         return Pipeline(self.layers, self.world.host, self.gpu_us, parts)
 
@@ -98,6 +98,18 @@ def stated(requests: list[tuple[float, int, int]], draft_us: float | None = None
 
 
 # ---------------------------------------------------------------- worked out by hand
+
+
+def test_the_gpu_waits_for_launches_of_drafts_that_take_longer() -> None:
+    # a step of 100 us and drafts of 10, whose launches take 60: prompt, then two decodes of one token each
+    drawn = stated([(0, 4, 3)], draft_us=10.0, drafts=1, acceptance=0.0)
+    host = drawn.world.host._replace(drafts_us=60.0)
+    slow = drawn._replace(world=drawn.world._replace(host=host))
+    (request,), _ = run_reference(slow)
+    assert run_drafts(slow).out.finish_us.tolist() == [480] == [request.finish_us]
+    assert run_drafts(drawn).out.finish_us.tolist() == [330]
+    fast = drawn._replace(world=drawn.world._replace(host=host._replace(drafts_us=5.0)))
+    assert run_drafts(fast).out.finish_us.tolist() == [330]
 
 
 def test_all_drafts_accepted_give_one_token_more_than_proposed() -> None:
@@ -186,7 +198,8 @@ def with_drafts(draw: st.DrawFn, world: World, layers: tuple[int, ...], whole: b
     )
     surface = draw_surface(dice, limits, whole, constant=whole)
     sampled_us = np.cumsum(dice.integers(0, 4, limits.max_num_batched_tokens + 1)).astype(float)
-    world = world._replace(limits=limits, surface=world.surface._replace(sampled_us=sampled_us))
+    host = world.host._replace(drafts_us=draw(st.sampled_from([0.0, 90.0])))
+    world = world._replace(limits=limits, host=host, surface=world.surface._replace(sampled_us=sampled_us))
     draft = draw(st.sampled_from([None, surface._replace(token_us=surface.token_us / 8, sampled_us=sampled_us / 2)]))
     return Speculative(world, layers, draft, draw(st.sampled_from([0, 5, 30])))
 

@@ -52,6 +52,8 @@ def drawn(random: np.random.Generator, number: int) -> dict[str, dict[str, Any]]
                 "ranks_padded": False,
                 "piecewise_launches": int(random.integers(1, 200)),
                 "inner_launches": int(random.integers(0, 400)),
+                "adapter_launches": 0,
+                "draft_launches": 0,
                 "front_ends": int(random.integers(1, 4)),
                 "exposed_requests_half": random.choice([None, 64.0]),
             }
@@ -95,6 +97,8 @@ def test_graphs_of_decode_steps_are_sized_by_requests_where_drafts_are_verified(
     overheads = dict.fromkeys(FIGURES, 1.0) | {
         "piecewise_launches": 3,
         "inner_launches": 0,
+        "adapter_launches": 0,
+        "draft_launches": 0,
         "front_ends": 1,
         "overlapped": True,
         "ranks_padded": False,
@@ -128,7 +132,7 @@ def test_a_front_end_that_streams_more_slowly_than_steps_end_sets_their_pace(
     """64 sequences at 100 us a token, steps of 1,500 us: several processes share the tokens, and prompts have none."""
     row = dict.fromkeys(FIGURES, 0.0) | {"per_output_token_us": 100.0, "front_ends": front_ends}
     row |= {"step_exposed_us": 500.0, "overlapped": True, "piecewise_launches": 1, "exposed_requests_half": None}
-    row |= {"ranks_padded": False, "inner_launches": 0}
+    row |= {"ranks_padded": False, "inner_launches": 0, "adapter_launches": 0, "draft_launches": 0}
     settings = {"tier": "auto", "graph_max_tokens": 512, "prompt_graphs": "piecewise", "query_tokens": 1}
     settings |= {"async_scheduling": True, "batch_wait_timeout_ms": 0.0}
     host = np.array([tuple(host_of(row, settings, 10))], HOST)

@@ -14,6 +14,7 @@ from kernelsight.serving.engine.inputs import Load, Waits
 from kernelsight.serving.engine.many_scenarios import Columns, Loads, Workspace, serve_loads
 from kernelsight.serving.engine.replica import Pool, serve_scenario
 from kernelsight.serving.runs.step_times import deploy
+from tests.asked import refusals
 
 TWO = np.full(2, 8, np.int64)
 LOAD = Load(np.zeros(2), TWO, TWO, max_concurrency=1)
@@ -58,16 +59,7 @@ def test_loads_that_cannot_be_served_are_refused(pool: Pool, changed: dict[str, 
 
 @pytest.mark.parametrize(
     ("limits", "said"),
-    [
-        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
-        ({"max_num_batched_tokens": -1}, "max_num_batched_tokens is -1"),
-        ({"block_size": 0}, "block_size is 0"),
-        ({"block_size": 513}, "give 512 at most"),
-        ({"capacity_units": -1}, "capacity_units is -1"),
-        ({"drafts": -1}, "drafts is -1"),
-        ({"batch_wait_us": math.nan}, "batch_wait_timeout_ms"),
-        ({"batch_wait_us": -1.0}, "batch_wait_timeout_ms"),
-    ],
+    refusals("serving/engine/test_input_checks::test_limits_that_no_engine_has_are_refused"),
 )
 def test_limits_that_no_engine_has_are_refused(pool: Pool, limits: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):

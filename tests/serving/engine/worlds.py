@@ -245,6 +245,8 @@ def adapters_drawn(draw: st.DrawFn) -> dict[str, object]:
         "adapter_head_waits": draw(st.booleans()),
         "adapter_load_us": draw(st.sampled_from([0.0, 20.0, 900.0])),
         "adapter_read_us": draw(st.sampled_from([0.0, 300.0])),
+        "launched_tokens": draw(st.sampled_from([0, 2, NO_LIMIT])),
+        "launched_prompt_tokens": draw(st.sampled_from([0, 5, NO_LIMIT])),
     }
 
 
@@ -256,14 +258,38 @@ def policy_worlds(draw: st.DrawFn) -> World:
     count = world.load.arrival_us.size
     priority = draw(st.lists(st.integers(-1, 2), min_size=count, max_size=count))
     load = world.load._replace(priority=np.array(priority, np.int64))
-    limits, host = world.limits._replace(**policies), world.host
+    limits, host, surface = world.limits._replace(**policies), world.host, world.surface
     if draw(st.booleans()):
         adapter = draw(st.lists(st.integers(-1, 4), min_size=count, max_size=count))
         load, limits = load._replace(adapter=np.array(adapter, np.int64)), limits._replace(**draw(adapters_drawn()))
+        surface = with_levels(surface, draw(st.sampled_from([[], [1], [1, 2], [1, 3]])))
+        if surface.adapter_levels.size:
+            host = draw(with_adapters(host))
     if wait_us := draw(st.sampled_from([0.0, 0.0, 30.0, 700.0])):
         limits = limits._replace(asynchronous=True, batch_wait_us=wait_us)
         host = host._replace(base_us=host.base_us + wait_us)
-    return world._replace(load=load, limits=limits, host=host)
+    return world._replace(load=load, limits=limits, host=host, surface=surface)
+
+
+def with_levels(surface: inputs.Surface, levels: list[int]) -> inputs.Surface:
+    """Let tokens cost more with adapters, by half for each."""
+    adapted_us = np.array([surface.token_us * (1.0 + adapters / 2) for adapters in levels])
+    return surface._replace(
+        adapted_us=adapted_us.reshape(len(levels), surface.token_us.size), adapter_levels=np.array(levels, np.int64)
+    )
+
+
+@st.composite
+def with_adapters(draw: st.DrawFn, host: inputs.Host) -> inputs.Host:
+    """Add launches of adapters to a host."""
+    added = {name: draw(st.sampled_from([0.0, 40.0])) for name in inputs.Host._fields if name.startswith("adapter_")}
+    return host._replace(
+        **added,
+        exposed_us=host.exposed_us + added["adapter_gap_us"],
+        gap_us=host.gap_us + added["adapter_gap_us"],
+        eager_launches_us=host.eager_launches_us + added["adapter_eager_us"],
+        captured_launches_us=host.captured_launches_us + added["adapter_captured_us"],
+    )
 
 
 @st.composite

@@ -16,6 +16,7 @@ import pytest
 from kernelsight.errors import InvalidInput
 from kernelsight.serving.load.recorded_loads import read_load
 from kernelsight.serving.load.requests import Loads, draw_loads
+from tests.asked import refusals
 
 RECORDED = Path(__file__).resolve().parents[4] / "shared/data/agentic"
 Write = Callable[[str, object], Path]
@@ -82,28 +83,7 @@ def test_turns_of_a_session_are_in_file_order(write: Write) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [
-        (
-            [{"request_id": "a", "arrival_s": 0}, {"after": "b"}],
-            "line 2: after is 'b', but no request has this request_id",
-        ),
-        (
-            [{"request_id": "a", "arrival_s": 0, "after": "b"}, {"request_id": "b", "after": "a"}],
-            "line 1: it waits for itself, by way of the requests before it",
-        ),
-        ([{"request_id": "a", "arrival_s": 0, "after": "a"}], "line 1: it waits for itself"),
-        (
-            [{"request_id": "a", "arrival_s": 0}, {"after": "a", "think_s": -1}],
-            "line 2: think_s is -1.0, but must be a number of seconds from 0 to 1e",
-        ),
-        (
-            [{"request_id": "a", "arrival_s": 0}, {"request_id": "a", "arrival_s": 1}, {"after": "a"}],
-            "line 2: request_id is 'a', that of an earlier request as well",
-        ),
-        ([{"request_id": "a", "arrival_s": 0}, {"arrival_s": 1}, {"request_id": "c"}], "line 3: arrival_s is missing"),
-        ([{"arrival_s": 5}, {"arrival_s": 4}], "line 2: arrival_s is 4, but the previous request arrived later"),
-        ([{"request_id": "a", "arrival_s": 0, "session_id": "s"}, {"after": "a"}], "it has after and session_id"),
-    ],
+    refusals("serving/load/test_recorded_loads::test_what_cannot_be_sent_is_left_out_in_one_sentence"),
 )
 def test_what_cannot_be_sent_is_left_out_in_one_sentence(
     write: Write, caplog: pytest.LogCaptureFixture, rows: list[dict], message: str
@@ -180,14 +160,7 @@ def test_tools_and_system_prompts_are_shared_beyond_a_conversation(write: Write)
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"requests": [turn(0, 64, [1, 2])]}, "hash_ids has 2 entries, but 64 tokens in blocks of 64 have 1"),
-        ({"requests": [turn(0, 64, [1]), turn(1, 64, [1], think_time=-2)]}, "request 1: think_time is -2, but must be"),
-        ({"requests": [turn(0, 0, [])]}, "request 0: in is 0, but must be a number, at least 1"),
-        ({"requests": [{"t": 0}]}, "request 0: in is missing"),
-        ({"requests": 3}, "it has no list of requests"),
-        ({"block_size": None}, "block_size is None, but must be a number"),
-    ],
+    refusals("serving/load/test_recorded_loads::test_a_conversation_is_refused_in_one_sentence"),
 )
 def test_a_conversation_is_refused_in_one_sentence(write: Write, change: dict, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):

@@ -13,6 +13,7 @@ from kernelsight.errors import InvalidInput
 from kernelsight.serving.load import requests as load
 from kernelsight.serving.load.recorded_loads import read_load, read_trace
 from kernelsight.serving.load.requests import draw_loads
+from tests.asked import refusals
 from tests.calls_made import calls_made
 
 CONTRACT = contracts()["load_requests"].columns
@@ -273,17 +274,7 @@ def test_a_prefix_comes_before_the_lengths_and_changes_nothing_else():
 
 @pytest.mark.parametrize(
     ("row", "sentence"),
-    [
-        (
-            {"load_id": "chat", "num_prompts": 3},
-            "scenario 'chat': the synthetic workload is missing input_len, output_len. Set the rest, or give a trace.",
-        ),
-        (
-            {"load_id": "chat", "trace": "day.csv", "request_rate": 2.0, "output_len": 7},
-            "scenario 'chat': trace and request_rate, output_len are both set, but a trace has its own arrivals "
-            "and lengths. Remove one or the other.",
-        ),
-    ],
+    refusals("serving/load/test_requests::test_unclear_loads_are_refused"),
 )
 def test_unclear_loads_are_refused(row, sentence):
     with pytest.raises(InvalidInput) as caught:

@@ -19,6 +19,7 @@ from kernelsight.catalog.tables import contracts
 from kernelsight.errors import InvalidInput
 from kernelsight.serving.load import trace_files
 from kernelsight.serving.load.recorded_loads import read_load, read_trace
+from kernelsight.serving.load.requests import draw_loads
 from kernelsight.serving.load.traces import TRACE_SCHEMA
 from tests.calls_made import calls_made
 from tests.made_traces import arrivals, azure_csv, conversations
@@ -46,7 +47,7 @@ def written(tmp_path):
 
 def test_columns_are_those_of_the_requests_contract():
     # what a load adds, and no trace states
-    added = {"load_id", "request_id", "warmup"}
+    added = {"load_id", "request_id"}
     types = {c.name: c.type for c in contracts()["load_requests"].columns if c.name not in added}
     spelled = {"double": "float64", "list<item: int64>": "list<int64>"}
     assert {f.name: spelled.get(str(f.type), str(f.type)) for f in TRACE_SCHEMA} == types
@@ -148,6 +149,7 @@ def own_columns(drawn: list[dict]) -> dict[str, list]:
         "hash_ids": shared,
         "hash_block_tokens": [16 if r["shared"] else None for r in drawn],
         "priority": [r["priority"] for r in drawn],
+        "warmup": [0] * len(drawn),
     }
 
 
@@ -180,7 +182,8 @@ def test_every_container_gives_the_same_table(tmp_path_factory, drawn):
         {
             "external_id": columns["request_id"],
             "arrival_s": np.array(columns["arrival_s"]) - columns["arrival_s"][0],
-            **{name: columns.get(name, [None] * len(drawn)) for name in TRACE_SCHEMA.names[2:]},
+            **{name: columns.get(name, [None] * len(drawn)) for name in TRACE_SCHEMA.names[2:-1]},
+            "warmup": [False] * len(drawn),
         },
         schema=TRACE_SCHEMA,
     )
@@ -207,9 +210,9 @@ def test_identifiers_may_be_numbers_and_fields_in_any_order(written):
     text += '{"output_tokens": 2, "arrival_s": 1.5, "prompt_tokens": 3}\n'
     assert read_trace(written(text)).to_pylist() == [
         {"external_id": "17", "arrival_s": 0.0, "prompt_tokens": 3, "output_tokens": 2}
-        | {"hash_ids": None, "hash_block_tokens": None, "priority": None, "adapter": None},
+        | {"hash_ids": None, "hash_block_tokens": None, "priority": None, "adapter": None, "warmup": False},
         {"external_id": None, "arrival_s": 0.5, "prompt_tokens": 3, "output_tokens": 2}
-        | {"hash_ids": None, "hash_block_tokens": None, "priority": None, "adapter": None},
+        | {"hash_ids": None, "hash_block_tokens": None, "priority": None, "adapter": None, "warmup": False},
     ]
 
 
@@ -218,6 +221,25 @@ def test_priorities_are_whole_numbers_where_there_are_any(written, left_out):
     assert read_trace(written(f"{header}0,3,2,-1\n1,3,2,\n"))["priority"].to_pylist() == [-1, None]
     sentence = ", line 3: priority is 'soon', but must be a whole number"
     assert left_out(written(f"{header}0,3,2,1\n1,3,2,soon\n")) == sentence
+
+
+def test_warm_ups_come_first_and_wait_for_no_other(written, left_out):
+    header = "arrival_s,prompt_tokens,output_tokens,warmup,request_id,after\n"
+    path = written(f"{header}0,3,2,1,a,\n0,4,2,,b,\n1,5,2,0,c,\n")
+    assert read_trace(path)["warmup"].to_pylist() == [True, False, False]
+    load = {"load_id": "l", "trace": str(path), "num_prompts": 1, "num_warmups": 2}
+    sent = draw_loads(pa.Table.from_pylist([load])).load_requests
+    # copies of the first request, the trace's own, and then as many as asked for
+    assert list(zip(sent["prompt_tokens"].to_pylist(), sent["warmup"].to_pylist(), strict=True)) == [
+        *[(3, True)] * 3,
+        (4, False),
+    ]
+    late, waiting = "it is a warm-up after a measured request", "it is a warm-up, and waits for another request"
+    assert left_out(written(f"{header}0,3,2,0,a,\n1,3,2,1,b,\n")) == f", line 3: {late}"
+    assert left_out(written(f"{header}0,3,2,1,a,b\n0,3,2,1,b,\n1,3,2,,c,\n")) == f", line 2: {waiting}"
+    assert left_out(written(f"{header}0,3,2,2,a,\n1,3,2,,b,\n")) == ", line 2: warmup is '2', but must be 0 or 1"
+    with pytest.raises(InvalidInput, match="all of its requests are warm-ups"):
+        read_trace(written(f"{header}0,3,2,1,a,\n"))
 
 
 def test_adapters_are_numbered_in_order_of_appearance(written):

@@ -12,6 +12,7 @@ import kernelsight as ks
 from kernelsight.errors import InvalidInput
 
 FLAGS = {"model": "qwen3-0.6b", "gpu": "l4", "max_num_seqs": 8}
+ADAPTED = FLAGS | {"enable_lora": True, "max_loras": 4}
 WINDOWED = {"model": "gpt-oss-20b", "gpu": "h100_sxm", "max_num_seqs": 8}
 
 
@@ -52,7 +53,7 @@ def steps_and_batches(
     return lengths_us, steps["dynamic_energy_j"].to_numpy(), batches
 
 
-@pytest.mark.parametrize("flags", [FLAGS, WINDOWED], ids=["full", "windowed"])
+@pytest.mark.parametrize("flags", [FLAGS, WINDOWED, ADAPTED], ids=["full", "windowed", "adapters"])
 def test_steps_of_a_simulation(session: ks.Session, flags: dict, tmp_path: Path) -> None:
     lengths_us, work_j, batches = steps_and_batches(session, flags, tmp_path)
     times = session.step_times(**flags)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernelsight.laboratory.runs.coverage import coverage, spread_lacking, with_spread_of_others
-from kernelsight.laboratory.runs.level_scores import CLASSES, spread_rows
+from kernelsight.laboratory.runs.level_scores import USERS, spread_rows
 from kernelsight.serving.engine.host import Z_90
 
 RUN = {"osl": 2, "fitting": True, "is_moe": False, "errors": {"ttft": 0.1}, "max_concurrency": 8}
@@ -44,17 +44,15 @@ def test_the_spread_of_normal_errors_is_found_again():
     assert spread_lacking(runs(np.exp(errors), math.exp(half)), "tpot", held=0.18) == pytest.approx(0.3, abs=0.015)
 
 
-def test_only_the_fitting_fifth_makes_the_spread_by_class_and_crowd():
-    held = [
-        {"metric": name, "model_class": kind, "in_flight_above": above, "log_sd": 0.0}
-        for name in ("ttft", "tpot", "e2e")
-        for kind, above in CLASSES
-    ]
+def test_only_the_fitting_fifth_makes_the_spread_by_users_who_take_turns():
+    held = [{"metric": name, "users": users, "log_sd": 0.0} for name in ("ttft", "tpot", "e2e") for users in USERS]
     mine, scored = runs([1.0] * 20), [run | {"fitting": False} for run in runs([9.0] * 20)]
     crowded = [run | {"max_concurrency": 33} for run in runs([4.0] * 20)]
-    rows = spread_rows([*mine, *scored, *crowded], held)
-    assert [(row["metric"], row["in_flight_above"], row["n"]) for row in rows] == [
-        (name, above, 20) for above in (0.0, 32.0) for name in ("ttft", "tpot", "e2e")
+    # all requests of a burst are sent at once: nobody takes turns
+    burst = [run | {"max_concurrency": 33, "num_prompts": 33} for run in runs([1.0] * 20)]
+    rows = spread_rows([*mine, *burst, *scored, *crowded], held)
+    assert [(row["metric"], row["users"], row["n"]) for row in rows] == [
+        (name, users, n) for users, n in ((0.0, 40), (33.0, 20)) for name in ("ttft", "tpot", "e2e")
     ]
     assert {row["log_sd"] for row in rows[:3]} == {0.0} and all(row["log_sd"] > 0.5 for row in rows[3:])
 

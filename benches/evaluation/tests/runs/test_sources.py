@@ -138,11 +138,15 @@ def test_the_cookbook_s_loops_have_the_length_of_every_request(tmp_path: Path) -
     assert runs.excluded == [(COMPILING, 1)]  # of one user alone, who waits for no other
     assert (first["tp"], first["ep"], first["engine"], first["ttft_ms"], first["isl"]) == (2, 2, "sglang", 99.0, None)
     flags = flags_of(first, [])[0]
-    assert (flags["max_concurrency"], flags["num_warmups"], flags["gpu_memory_utilization"]) == (1, 1, 0.8)
-    sent = pq.read_table(flags["trace"])
-    assert [sum(sent[name].to_pylist()) for name in ("prompt_tokens", "output_tokens")] == [6101, 4210]
-    sent = pq.read_table(flags_of(second, [])[0]["trace"])
-    assert [sum(sent[name].to_pylist()) for name in ("prompt_tokens", "output_tokens")] == [39668, 40805]
+    assert (flags["max_concurrency"], flags["gpu_memory_utilization"]) == (1, 0.8)
+    for run, cached, totals in ((first, 1, [6101, 4210]), (second, 10, [39668, 40805])):
+        sent = pq.read_table(flags_of(run, [])[0]["trace"]).to_pylist()
+        warmups, measured = sent[:cached], sent[cached:]
+        assert [sum(row[name] for row in measured) for name in ("prompt_tokens", "output_tokens")] == totals
+        # the run with fewer users before it had its first prompts: they are in the cache, and no others
+        assert [row["hash_ids"] for row in warmups] == [row["hash_ids"] for row in measured[:cached]]
+        assert {row["warmup"] for row in warmups} == {1} and {row["warmup"] for row in measured} == {0}
+        assert len({row["hash_ids"][0] for row in measured}) == len(measured)
 
 
 def test_prompts_sent_at_once_are_a_loop_of_all_of_them(tmp_path: Path) -> None:
