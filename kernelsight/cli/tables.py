@@ -8,7 +8,7 @@ import re
 import pyarrow as pa
 
 from kernelsight.cli.options import TABLE_ENDINGS, show_table
-from kernelsight.present.output import check_ending
+from kernelsight.present.output import check_ending, write_table
 
 LISTED = ("table", "kind", "grain", "doc")
 STRUCT = re.compile(r"struct<([^<>]*)>")
@@ -30,10 +30,13 @@ def run(arguments: argparse.Namespace) -> None:
     """List the tables, or the columns of one."""
     from kernelsight.session import connect
 
-    check_ending(arguments.output, TABLE_ENDINGS)
+    target = check_ending(arguments.output, TABLE_ENDINGS)
     with connect() as session:
         if arguments.table is not None:
             columns = session.columns(arguments.table).select(SHOWN_COLUMNS)
-            show_table(columns if arguments.format in ("json", "csv") else by_field(columns), arguments)
+            if target:
+                write_table(columns, target)
+            shown = columns if arguments.format in ("json", "csv") else by_field(columns)
+            show_table(shown, arguments, written=True)
         else:
             show_table(session.tables().select(LISTED), arguments)
