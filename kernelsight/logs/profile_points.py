@@ -186,6 +186,8 @@ def read_table(file: LogFile, needed: Sequence[str]) -> pl.DataFrame:
         table = pl.DataFrame(read_parquet(file.path, file.refuse, [*needed]))
     if missing := [name for name in needed if name not in table.columns]:
         raise InvalidInput(f"{file.path} is not a table of kernels: missing columns {', '.join(missing)}.")
+    if nested := [name for name in needed if table[name].dtype.is_nested()]:
+        raise InvalidInput(f"{file.path}: the column {nested[0]} holds objects or lists; give numbers or text.")
     return table
 
 

@@ -299,3 +299,13 @@ def test_the_fields_of_a_struct_are_lines_of_their_own(tmp_path: Path, capsys: p
     lines = capsys.readouterr().out.splitlines()
     assert not any("struct<" in line for line in lines)
     assert any(line.split()[:2] == [".head_dim", "int64"] for line in lines)
+
+
+@pytest.mark.parametrize("size", [{"z": 1}, [64], "many", None])
+def test_a_json_table_with_other_things_than_sizes_is_refused(
+    size: object, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    row = {"m": size, "n": 64, "k": 64, "dtype": "bf16", "latency_us": 50}
+    (path := tmp_path / "kernels.json").write_text(json.dumps([row]))
+    assert main(["predict", "--calls", str(path), "--gpu", "l40s"]) == 2
+    assert capsys.readouterr().err.startswith(f"kernelsight: {path}")
