@@ -87,6 +87,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one sentence for wrong arguments, and exit with status 2."""
+        if self.prog.endswith(" compare") and message.endswith("required: --log"):
+            message += " (kernels alone: `kernelsight predict --calls FILE --gpu NAME`)"
         print(f"kernelsight: {visible(message)}; `{self.prog} --help` shows the flags.", file=sys.stderr)
         sys.exit(2)
 

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from kernelsight.cli.options import (
+    TABLE_ENDINGS,
+    columns,
     deployment_flags,
     launch_line,
     open_session,
 )
 from kernelsight.dataflow.rows import python_rows
 from kernelsight.errors import InvalidInput
-from kernelsight.forward.forward_step import Prediction, predict_calls
+from kernelsight.forward.forward_step import Prediction
 from kernelsight.present.output import (
     PAGE_ENDINGS,
     as_csv,
@@ -23,8 +25,9 @@ from kernelsight.present.output import (
     write_table,
     write_text,
 )
-from kernelsight.present.pages.predict import counted
+from kernelsight.present.pages.predict import calls_page, counted
 from kernelsight.present.show import HTML, show
+from kernelsight.scenario.scenario_rows import resolve_gpu
 
 COLUMNS = [
     "family",
@@ -40,6 +43,8 @@ COLUMNS = [
     "p05_us",
     "p95_us",
     "share",
+    "loss_us",
+    "loss_share",
     "tier",
     "energy_mj",
 ]
@@ -50,6 +55,8 @@ def run(arguments: Any) -> None:
     if arguments.calls is not None:
         _run_calls(arguments)
         return
+    if arguments.columns:
+        raise InvalidInput("--columns names the columns of the table of --calls; give that too.")
     target = check_ending(arguments.output, PAGE_ENDINGS)
     flags = deployment_flags(arguments)
     line = launch_line(arguments, flags)
@@ -77,14 +84,14 @@ def run(arguments: Any) -> None:
                 ],
             )
         elif target and target.suffix != HTML:
-            _write_kernels([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]], target)
+            _write_kernels([{name: kernel[name] for name in COLUMNS} for kernel in step["kernels"]], target, COLUMNS)
         show(prediction.page, arguments.format, target, lambda: as_csv(step["kernels"], COLUMNS), line)
 
 
-def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
+def _write_kernels(rows: list[dict[str, Any]], target: Path, names: list[str]) -> None:
     """Write kernels to a file; a shape has only its own dimensions, except in Parquet, where it has those of all."""
     if target.suffix == ".csv":
-        write_text(as_csv(rows, COLUMNS), target)
+        write_text(as_csv(rows, names), target)
     elif target.suffix == ".json":
         write_text(as_json(rows) + "\n", target)
     else:
@@ -95,6 +102,8 @@ def _write_kernels(rows: list[dict[str, Any]], target: Path) -> None:
 
 def _run_calls(arguments: Any) -> None:
     """Predict the kernel calls of --calls."""
+    from kernelsight.forward.measured_kernels import predict_kernels
+
     step_flags = {
         **deployment_flags(arguments),
         **{name: getattr(arguments, name) for name in ("phase", "batch_size", "input_len", "context_len")},
@@ -106,11 +115,24 @@ def _run_calls(arguments: Any) -> None:
         )
     if arguments.gpu is None:
         raise InvalidInput("--calls needs --gpu, the GPU on which the kernels run; set it.")
-    target = check_ending(arguments.output, (".parquet", ".csv", ".json"))
+    target = check_ending(arguments.output, (*TABLE_ENDINGS, HTML))
     with open_session(arguments) as session:
-        table = predict_calls(session, arguments.calls, arguments.gpu, arguments.tier)
-    if target:
+        table = predict_kernels(
+            session, Path(arguments.calls), arguments.gpu, arguments.tier, columns(arguments.columns)
+        )
+        gpu = resolve_gpu(session, arguments.gpu)
+        gpu_row = next(row for row in session.table("gpus").to_pylist() if row["gpu"] == gpu)
+    rows = python_rows(table)
+    for row in rows:
+        if "shape" in row:
+            row["shape"] = {name: size for name, size in row["shape"].items() if size is not None}
+    if target and target.suffix == ".parquet":
         write_table(table, target)
+    elif target and target.suffix != HTML:
+        _write_kernels(rows, target, table.column_names)
+    if target and target.suffix != HTML:
         note(f"wrote {counted(table.num_rows, 'row')} to {target}")
-    else:
-        print_rows(python_rows(table), table.column_names, arguments.format)
+    if arguments.format == "json":
+        print_rows(rows, table.column_names, "json")
+    form = "" if arguments.format == "json" else arguments.format
+    show(lambda: calls_page(rows, gpu_row), form, target, lambda: as_csv(rows, table.column_names))

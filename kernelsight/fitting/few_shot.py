@@ -119,6 +119,11 @@ def fit_few(
         count = sum(measured.inputs.size for measured in by_family.values())
         kernels = sum(len(set(measured.inputs.kernels().tolist())) for measured in by_family.values())
         log(f"{gpu}: {count:,} points of {kernels:,} kernels in {len(by_family):,} families")
+        if swept := [family for family in by_family if gpu in swept_gpus(base, family)]:
+            log(
+                f"{gpu}: the kernel model has its sweep of {', '.join(swept)}, which answers before these points; "
+                "predict by them with --tier points-measured"
+            )
         unmeasured = [name for name in LOWERED if name not in by_family]
         log(f"{gpu}: not measured, so as without points: {', '.join(unmeasured)}")
         for family, measured in by_family.items():

@@ -29,6 +29,11 @@ KERNEL = Column(
 )
 
 
+def not_read(path: Path, problem: str) -> InvalidInput:
+    """Return the error for a file of --calls; ``problem``: what is wrong with it, as a predicate."""
+    return InvalidInput(f"file {path} {problem}; --calls takes a CSV, JSON or Parquet table of kernels.")
+
+
 def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     """Return the file's rows in the ``kernel_calls`` contract, every row on ``gpu``, in the file's order.
 
@@ -37,9 +42,7 @@ def read_calls(path: Path, gpu: str, contract: Contract) -> pa.Table:
     InvalidInput: no such file, or not Parquet; ContractBroken lists all missing columns and wrong values.
     """
 
-    def refuse(problem: str) -> InvalidInput:
-        return InvalidInput(f"file {path} {problem}; --calls takes a Parquet table of kernel calls.")
-
+    refuse = partial(not_read, path)
     size = check_file(path, refuse)
     try:
         table = _read(path, size, refuse)

@@ -233,6 +233,8 @@ def predict_step(session: Session, flags: dict[str, Any], phase: str, sizes: dic
     for kernel in kernels:
         kernel["shape"] = {name: value for name, value in (kernel["shape"] or {}).items() if value is not None}
         kernel["share"] = kernel["count"] * kernel["latency_us"] / total
+        kernel["loss_us"] = kernel["count"] * (kernel["latency_us"] - kernel["roofline_us"])
+        kernel["loss_share"] = kernel["loss_us"] / total
     memory_plan = session.table("memory_plan").to_pylist()[0]
     memory_plan.pop("deployment_id")
     session.give("kernel_evidence", evidence)
@@ -385,17 +387,17 @@ def predict_calls(session: Session, path: str, gpu: str, tier: str | None) -> pa
     """
     from kernelsight.files.parquet_files import read_schema
     from kernelsight.forward.call_files import read_calls
-    from kernelsight.kernels.calls import call_latencies
-    from kernelsight.kernels.intervals import HARNESS
 
     gpu = resolve_names(session, {"gpu": gpu})["gpu"]
     calls = read_calls(Path(path), gpu, session.graph.known("kernel_calls"))
-    return call_latencies(
-        calls,
-        tier or "auto",
-        None if "engine" in read_schema(Path(path), InvalidInput).names else HARNESS,
-        *(
-            session.table(name)
-            for name in ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "dies", "gpu_power")
-        ),
-    )
+    is_engine = "engine" in read_schema(Path(path), InvalidInput).names
+    return latencies_of_calls(session, calls, tier, is_engine)
+
+
+def latencies_of_calls(session: Session, calls: pa.Table, tier: str | None, is_engine: bool) -> pa.Table:
+    """Return ``kernel_latencies`` rows of ``kernel_calls`` rows; ``is_engine``: an engine runs them, no harness."""
+    from kernelsight.kernels.calls import call_latencies
+    from kernelsight.kernels.intervals import HARNESS
+
+    names = ("gpus", "fabrics", "eta_coefficients", "kernel_implementations", "dies", "gpu_power")
+    return call_latencies(calls, tier or "auto", None if is_engine else HARNESS, *map(session.table, names))

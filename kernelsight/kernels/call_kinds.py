@@ -309,6 +309,7 @@ def _note_answer(
     ran_here = swept and (kind["vendor"] is None or kind["kernel"] in kernels)
     has_points = kind["fit"] in fits.with_points and not hypothetical
     kind["answer_tier"] = _answer_tier(kind["tier"], ran_here, hypothetical, kind["is_fitted"], has_points)
+    kind["unused_points"] = has_points and kind["answer_tier"] == "target-measured"
     if (kind["relinked"] or kind["twin"]) and kind["answer_tier"] in (*FITTED, "points-measured"):
         kind["answer_tier"] = "cross-generation"
     # a pack without a correction of the GPU does not say which kernels its sweep ran
@@ -421,7 +422,8 @@ def _data_behind(kind: Mapping[str, Any], implementation: str, ran_on_generation
         kernel = " ".join((kind["kernel_engine"], kind.get("requested_kernel") or implementation, kind["dtype"]))
         missing = "" if kind["kernel_swept"] else f", without {kernel}"
         engine = "" if kind["kernel_engine"] in (kind["engine"], implementation) else f" of {kind['kernel_engine']}"
-        return f"sweep of {kind['gpu']}{missing}: {implementation}{engine}"
+        unused = ", before its points (--tier points-measured)" if kind["unused_points"] else ""
+        return f"sweep of {kind['gpu']}{unused}{missing}: {implementation}{engine}"
     if kind["twin"]:
         return f"fit of {kind['twin']}, whose twin {kind['gpu']} is: {implementation}"
     if kind["answer_tier"] == "hypothetical":

@@ -14,6 +14,8 @@ import polars as pl
 from kernelsight.catalog.gpu_names import find_gpu
 from kernelsight.catalog.tables import catalogue_yaml
 from kernelsight.errors import InvalidInput, unknown
+from kernelsight.files.parquet_files import read_parquet
+from kernelsight.files.row_files import read_rows
 from kernelsight.fitting.kernel_sweeps.points import LABELS, SHAPE, Batch, read_csv, without_family
 from kernelsight.kernels.families import FAMILIES
 from kernelsight.kernels.kernel_names import family_of
@@ -34,41 +36,52 @@ TEXTS = ("family", "kernel", "implementation", "engine", "engine_version", "dtyp
 KNOWN, SIZES = ("gpu", "latency_us", *TEXTS, *SHAPE), frozenset(SHAPE)
 
 
-def profile_points(paths: Sequence[Path], gpu: str | None, columns: Mapping[str, str] | None) -> Iterator[Batch]:
+def profile_points(
+    paths: Sequence[Path], gpu: str | None, columns: Mapping[str, str] | None, timed: bool = True
+) -> Iterator[Batch]:
     """Yield the measured kernels of profiles by GPU and family; rows that cannot be used are counted by reason.
 
     ``gpu``: that of the profiles where they name none; ``columns``: column of the file by column of ``sweep_points``,
-    as ``compare --columns`` has them, beside others with our names. InvalidInput: no GPU, no shapes, or no such column.
+    as ``compare --columns`` has them, beside others with our names; ``timed``: latencies are needed. InvalidInput: no
+    GPU, no shapes, or no such column.
     """
     for path in paths:
         file = open_log(path)
-        mapped = _ours(file, columns) if columns else _own_columns(file)
-        batches = _of_table(path, mapped, gpu) if mapped else _of_profile(file, gpu)
+        mapped = _ours(file, columns) if columns else _own_columns(file, gpu, timed)
+        batches = _of_table(file, mapped, gpu, timed) if mapped else _of_profile(file, gpu)
         yield from (batch for batch in batches if batch.rows.height or batch.dropped)
 
 
 def _ours(file: LogFile, mapped: Mapping[str, str]) -> dict[str, str]:
     """Return columns by our name: as ``mapped``, and those of a table that have our names and are not mapped."""
     taken = {source_of(name, column).column for name, column in mapped.items()}
-    own = [name for name in file.columns if name in KNOWN and name not in taken] if file.kind == "text" else []
+    own = [name for name in _columns_of(file) if name in KNOWN and name not in taken]
     return {**dict(zip(own, own, strict=True)), **mapped}
 
 
-def _own_columns(file: LogFile) -> dict[str, str] | None:
-    """Return the columns of a CSV that have our names; None: it is no table of kernels with shapes.
+def _columns_of(file: LogFile) -> list[str]:
+    """Return the columns of a table of kernels: CSV, Parquet, or a JSON array of objects; none of anything else."""
+    if file.kind == "json":
+        return [name.removeprefix("[].") for name in sorted(file.fields) if name.removeprefix("[].").isidentifier()]
+    return sorted(file.fields) if file.kind == "parquet" else file.columns if file.kind == "text" else []
 
-    InvalidInput: needed ones have other names; the error proposes --columns.
+
+def _own_columns(file: LogFile, gpu: str | None, timed: bool) -> dict[str, str] | None:
+    """Return the columns of a table that have our names; None: it is no table of kernels with shapes.
+
+    ``timed``: latencies are needed. InvalidInput: needed ones have other names; the error proposes --columns.
     """
-    if file.kind != "text" or not proposed_columns(file.columns, form="kernels").keys() | set(file.columns) & SIZES:
-        return None
-    own = _ours(file, {})
-    proposed = proposed_columns([name for name in file.columns if name not in own], own, "kernels")
-    if not (own.keys() | proposed.keys()) & SIZES or "latency_us" not in own.keys() | proposed.keys():
+    names, own = _columns_of(file), _ours(file, {})
+    proposed = proposed_columns([name for name in names if name not in own], own, "kernels")
+    found = own.keys() | proposed.keys()
+    if not found & SIZES or (timed and "latency_us" not in found):
         return None
     if proposed:
+        stated = {"dtype": "=bf16"} | ({"gpu": "=NAME"} if gpu is None else {})
+        proposed |= {name: value for name, value in stated.items() if name not in found}
         raise InvalidInput(
-            f"{file.path} has columns with other names than sweep_points; `kernelsight calibrate import profile` takes "
-            f"{flag_of(proposed)}."
+            f"{file.path} has columns with other names than sweep_points; `calibrate import profile`, `calibrate fit` "
+            f"and `predict --calls` take {flag_of(proposed)}."
         )
     return own
 
@@ -133,25 +146,49 @@ def _shape(arguments: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, A
         return None
 
 
-def _of_table(path: Path, columns: Mapping[str, str], gpu: str | None) -> Iterator[Batch]:
-    """Yield the rows of a CSV table of kernels, whose columns are mapped."""
+def _of_table(file: LogFile, columns: Mapping[str, str], gpu: str | None, timed: bool) -> Iterator[Batch]:
+    """Yield the rows of a table of kernels, whose columns are mapped."""
+    path = file.path
     for name in columns:
         if name not in KNOWN:
             raise unknown("column", name, KNOWN, "--columns takes our name = the name in the file.")
     sources = {name: source_of(name, column) for name, column in columns.items()}
-    table = read_csv(path, [one.column for one in sources.values() if one.value is None], "kernels")
+    table = read_table(file, [one.column for one in sources.values() if one.value is None])
     rows = table.select(_column(name, source) for name, source in sources.items())
-    if "latency_us" not in columns or not {"family", "kernel"} & set(columns) or "dtype" not in columns:
-        raise InvalidInput(f"{path} needs columns for latency_us, dtype, and family or kernel; {EXAMPLE}.")
-    if "family" not in columns:
+    family = pl.col("family") if "family" in columns else pl.lit(None, pl.String)
+    if "kernel" in columns:
         families = {name: family_of(name) for name in rows["kernel"].drop_nulls().unique()}
-        rows = rows.with_columns(pl.col("kernel").replace_strict(families, return_dtype=pl.String).alias("family"))
-    rows = rows.with_columns(pl.lit(path.name).alias("source")).drop("kernel", strict=False)
+        family = pl.coalesce(family, pl.col("kernel").replace_strict(families, return_dtype=pl.String))
+    # a table of m, n and k is one of matrix products, whatever its kernels are called
+    of_sizes = [name for name in FAMILIES if needed_sizes(name) == SIZES & set(columns)]
+    if len(of_sizes) == 1:
+        sized = pl.all_horizontal(pl.col(sorted(SIZES & set(columns))).is_not_null())
+        family = pl.coalesce(family, pl.when(sized).then(pl.lit(of_sizes[0])))
+    rows = rows.with_columns(family.alias("family"))
+    if (timed and "latency_us" not in columns) or "dtype" not in columns or not rows["family"].count():
+        raise InvalidInput(f"{path} needs columns for latency_us, dtype, and family or kernel; {EXAMPLE}.")
+    rows = rows.with_columns(pl.lit(path.name).alias("source"))
     if "gpu" not in columns and gpu is None:
-        raise InvalidInput(f"{path} names no GPU; add a column gpu, or import it with --gpus NAME.")
+        raise InvalidInput(f"{path} names no GPU; add --columns gpu==NAME, the GPU that ran the kernels.")
     by_gpu = rows.partition_by("gpu", as_dict=True) if "gpu" in columns else {(gpu,): rows}
     for (name,), part in by_gpu.items():
-        yield from _batches(part.drop("gpu", strict=False), _gpu(gpu or name), Counter())
+        yield from _batches(part.drop("gpu", strict=False), _gpu(name or gpu), Counter())
+
+
+def read_table(file: LogFile, needed: Sequence[str]) -> pl.DataFrame:
+    """Return a CSV, JSON or Parquet table of kernels; InvalidInput: it cannot be read, or lacks ``needed`` columns."""
+    if file.kind == "text":
+        return read_csv(file.path, needed, "kernels")
+    if file.kind == "json":
+        rows = read_rows(file.path, set(), "a table of kernels", "kernel")
+        table = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    else:
+        table = pl.DataFrame(read_parquet(file.path, file.refuse, [*needed]))
+    if missing := [name for name in needed if name not in table.columns]:
+        raise InvalidInput(f"{file.path} is not a table of kernels: missing columns {', '.join(missing)}.")
+    if nested := [name for name in needed if table[name].dtype.is_nested()]:
+        raise InvalidInput(f"{file.path}: the column {nested[0]} holds objects or lists; give numbers or text.")
+    return table
 
 
 def _column(name: str, source: Source) -> pl.Expr:
@@ -167,10 +204,7 @@ def _batches(rows: pl.DataFrame, gpu: str, dropped: Counter[str]) -> Iterator[Ba
         if family not in FAMILIES:
             dropped["no_family" if family is None else "family_without_shapes"] += part.height
             continue
-        texts = FAMILIES[family].columns
-        words = {word for text in texts.values() for word in _WORD.findall(text)} & set(SHAPE)
-        needed = {word for word in words if word in _WORD.findall(texts.get(word, word))}  # no column made of others
-        missing = sorted(name for name in needed if name not in part.columns)
+        missing = sorted(needed_sizes(family) - set(part.columns))
         if missing:
             raise InvalidInput(f"kernels of {family} need {', '.join(missing)}; add them to --columns.")
         library = next((form["kernel_source"] for form in _operators() if form["family"] == family), None)
@@ -186,6 +220,13 @@ def _batches(rows: pl.DataFrame, gpu: str, dropped: Counter[str]) -> Iterator[Ba
         yield Batch(gpu, family, part.with_columns(*formats, *labels, *weight), {})
     for reason, count in dropped.items():
         yield without_family(gpu, reason, count)
+
+
+def needed_sizes(family: str) -> set[str]:
+    """Return the fields of a shape that a family's columns read."""
+    texts = FAMILIES[family].columns
+    words = {word for text in texts.values() for word in _WORD.findall(text)} & SIZES
+    return {word for word in words if word in _WORD.findall(texts.get(word, word))}  # no column made of others
 
 
 def _gpu(name: str | None) -> str:

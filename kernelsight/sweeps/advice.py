@@ -39,8 +39,8 @@ def advice_rows(
 
     A change helps if it shortens mean E2E latency or the 99th percentile of TTFT, ITL or TPOT, or raises the throughput
     of a GPU, by 1 % or more, without a mean E2E that is longer by as much, or another of them that it harms more.
-    Changes without more GPUs come first, then by the largest gain. Those that cannot run are dropped; the changes of
-    all scenarios are simulated in one call.
+    Changes without more GPUs come first, of these those of no number format, then by the largest gain. Those that
+    cannot run are dropped; the changes of all scenarios are simulated in one call.
     """
     settings_of = {row["deployment_id"]: row for row in deployment_settings.to_pylist()}
     planned = {row["scenario_id"]: row for row in scenarios.to_pylist()}
@@ -60,7 +60,12 @@ def advice_rows(
             rows.append(_row(before[name], after, change, _value_before(change, deployed, planned[name])) | gains)
     order = {name: number for number, name in enumerate(advice_questions["scenario_id"].to_pylist())}
     gpus = {name: row["gpus"] for name, row in before.items()}
-    rows.sort(key=lambda row: (order[row["scenario_id"]], row["gpus"] > gpus[row["scenario_id"]], -row["most_gain"]))
+
+    def free_first(row: Mapping[str, Any]) -> tuple[int, bool, bool, float]:
+        name = row["scenario_id"]
+        return order[name], row["gpus"] > gpus[name], row["changes_numerics"], -row["most_gain"]
+
+    rows.sort(key=free_first)
     return rows
 
 

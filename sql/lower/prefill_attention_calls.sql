@@ -31,7 +31,8 @@ select
   deployment_id,
   step_shape_id,
   layer_kind || '.' || call as call,
-  call as name,
+  -- of the same kernel as prompts: its own name, since decode_attention names launches of a decode kernel
+  if(call = 'decode_attention', 'decode_as_prefill', call) as name,
   gpu,
   engine,
   count,

@@ -16,9 +16,10 @@ from kernelsight.comparison.log_replayer import LogReplayer
 from kernelsight.comparison.prediction_vs_production import PARTS
 from kernelsight.comparison.replay import LOAD, Replayed, Variant, conformed
 from kernelsight.errors import InvalidInput
+from kernelsight.present.show import lines_of
 from kernelsight.session import Session, connect
 from tests.cli.conftest import run_command
-from tests.logs.written import DATA
+from tests.logs.written import DATA, matrix, save
 
 FLAGS = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "max_num_batched_tokens": 8192}
 N = 500
@@ -121,6 +122,20 @@ def test_noise_of_single_requests_accuses_nobody(session: Session, share: float,
     log = with_noise(log_of(drawn(), as_stated()), share, seed)
     found = session.compare(requests=log, deployment=FLAGS, suspects="none").summary
     assert found["causes"] == [] and found["verdict"].startswith(("log and", "mean E2E"))
+
+
+def test_seats_that_only_metrics_of_the_server_show_are_named(session: Session, tmp_path: Path) -> None:
+    served = LogReplayer(session, drawn()).serve([Variant({**FLAGS, "max_num_seqs": 16})])[0]
+    log = with_noise(log_of(drawn(), served), 0.03, 1)
+    pq.write_table(log.drop_columns(["ttft_ms", "ttft_clock"]), tmp_path / "log.parquet")
+    scrapes = {("vllm:num_requests_running", "a"): [9, 16, 16, 12], ("vllm:num_requests_waiting", "a"): [0, 2, 3, 0]}
+    scrapes["vllm:request_success_total", "a"] = [1, 2, 3, 4]
+    metrics = save(tmp_path / "range.json", matrix(scrapes))
+    compared = session.compare(log=tmp_path / "log.parquet", metrics=metrics, deployment=FLAGS)
+    found = compared.summary
+    assert [(cause["name"], cause["value"]) for cause in found["causes"]] == [("max_num_seqs", 16)]
+    unused = "dropped: 1 x series of metrics that compare does not use, first vllm:request_success_total"
+    assert unused in "\n".join(lines_of(compared.page()))
 
 
 @pytest.mark.parametrize(("seats", "seed"), [(16, 1), (18, 2)])

@@ -137,7 +137,8 @@ def test_a_file_is_written_whole_and_the_number_of_rows_noted(tmp_path: Path, ca
     target = tmp_path / "latencies.parquet"
     assert main(["predict", "--calls", str(path), "--gpu", "h100_sxm", "-o", str(target)]) == 0
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", f"wrote 3 rows to {target}\n")
+    assert printed.out.count("gemm") == 3
+    assert printed.err == f"wrote 3 rows to {target}\n"
     assert pq.read_table(target)["latency_us"].to_pylist()[0] > 0
 
 
@@ -182,3 +183,129 @@ def test_words_may_be_dictionaries_and_a_file_in_pieces(tmp_path: Path) -> None:
         assert predict_calls(session, str(tmp_path / "encoded.parquet"), "h100_sxm", None).equals(plain)
     assert len(set(plain["latency_us"].to_pylist())) == 4
     assert plain.schema.field("evidence").type == pa.string()
+
+
+PRODUCTS = "M,N,K,dtype,duration_us\n64,28672,4096,bf16,310\n4096,4096,4096,bf16,640\n1,4096,14336,bf16,0\n"
+MAPPED = ("--columns", "m=M", "n=N", "k=K", "latency_us=duration_us")
+
+
+def compared(path: Path, capsys: pytest.CaptureFixture, *words: str) -> list[dict]:
+    assert main(["predict", "--calls", str(path), "--gpu", "l40s", "--format", "json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_measured_products_are_compared_with_prediction_and_roofline(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """The largest loss is first, and a row without a time is left out, whatever the form of the file."""
+    (path := tmp_path / "gemm.csv").write_text(PRODUCTS)
+    rows = compared(path, capsys, *MAPPED)
+    assert [row["measured_us"] for row in rows] == [640.0, 310.0]
+    assert rows[0]["flops"] == 2.0 * 4096**3
+    for row in rows:
+        assert row["loss_us"] == pytest.approx(row["measured_us"] - row["roofline_us"])
+        assert row["loss_share"] == pytest.approx(row["loss_us"] / 950.0)
+        assert row["ratio"] == pytest.approx(row["measured_us"] / row["latency_us"])
+    [single] = on(tmp_path, "l40s", GEMM | {name: rows[0][name] for name in ("shape", "flops", "bytes", "format")})
+    assert (single["latency_us"], single["roofline_us"]) == (rows[0]["latency_us"], rows[0]["roofline_us"])
+    import polars as pl
+
+    table = pl.read_csv(path)
+    table.write_parquet(tmp_path / "gemm.parquet")
+    table.write_json(tmp_path / "gemm.json")
+    for other in ("gemm.parquet", "gemm.json"):
+        assert compared(tmp_path / other, capsys, *MAPPED) == rows
+
+
+def test_a_table_of_kernels_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (path := tmp_path / "gemm.csv").write_text(PRODUCTS)
+    words = ["predict", "--calls", str(path), "--gpu", "l40s", *MAPPED, "-o"]
+    assert main([*words, str(tmp_path / "rows.csv")]) == 0
+    assert "m=4096 n=4096 k=4096 loses most" in capsys.readouterr().out
+    assert (tmp_path / "rows.csv").read_text().splitlines()[0].startswith("name,family,shape")
+    assert main([*words, str(tmp_path / "page.html")]) == 0
+    assert "Roofline" in (tmp_path / "page.html").read_text()
+
+
+def test_an_import_is_read_and_calls_need_no_latency(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (path := tmp_path / "experts.csv").write_text(
+        "family,implementation,dtype,tokens,hidden,intermediate,experts,top_k,moe_tp,moe_ep,expert_matrices,latency_us\n"
+        "moe,mine,bf16,64,2048,768,128,8,1,1,3,900\n"
+    )
+    target = tmp_path / "mine.parquet"
+    assert main(["calibrate", "import", "profile", str(path), "--gpus", "l40s", "-o", str(target)]) == 0
+    capsys.readouterr()
+    [row] = compared(target, capsys)
+    assert row["shape"]["expert_matrices"] == 3 and row["flops"] == 2.0 * 64 * 8 * 3 * 2048 * 768
+    (path := tmp_path / "calls.csv").write_text("m,n,k,dtype\n64,28672,4096,bf16\n4096,4096,4096,bf16\n")
+    latencies = compared(path, capsys)
+    assert [row["call"] for row in latencies] == ["0", "1"] and "loss_us" not in latencies[0]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_foreign_columns_are_named_with_a_flag_that_works(ending: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+    import polars as pl
+
+    (tmp_path / "gemm.csv").write_text(PRODUCTS)
+    pl.read_csv(tmp_path / "gemm.csv").write_parquet(tmp_path / "gemm.parquet")
+    path = str(tmp_path / f"gemm.{ending}")
+    assert main(["predict", "--calls", path, "--gpu", "l40s"]) == 2
+    refusal = capsys.readouterr().err
+    assert all(word in refusal for word in MAPPED)
+    assert main(["calibrate", "fit", "--few", path, "--onto", "default", "-o", str(tmp_path / "p.parquet")]) == 2
+    assert "gpu==NAME" in capsys.readouterr().err
+
+
+def test_points_of_a_gpu_with_a_sweep_are_said_to_wait(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (path := tmp_path / "gemm.csv").write_text(PRODUCTS)
+    pack = str(tmp_path / "pack.parquet")
+    assert main(["calibrate", "fit", "--few", str(path), "--onto", "default", "-o", pack, *MAPPED, "gpu==l40s"]) == 0
+    assert "has its sweep of gemm, which answers before these points" in capsys.readouterr().err
+    for words, waits in (((), True), (("--tier", "points-measured"), False)):
+        row = compared(path, capsys, *MAPPED, "--pack", pack, *words)[0]
+        assert ("before its points (--tier points-measured)" in row["evidence"]) == waits
+        assert ("points of l40s, beside" in row["evidence"]) != waits
+
+
+def test_rows_that_are_all_rejected_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (path := tmp_path / "gemm.csv").write_text("M,N,K,dtype,duration_us\n64,64,64,bf16,0\n")
+    target = tmp_path / "out.parquet"
+    assert main(["calibrate", "import", "profile", str(path), *MAPPED, "gpu==l40s", "-o", str(target)]) == 2
+    assert "all rows are rejected (1 of gemm no_latency)" in capsys.readouterr().err and not target.exists()
+    assert main(["predict", "--calls", str(path), "--gpu", "l40s", *MAPPED]) == 2
+    assert "has no row to predict" in capsys.readouterr().err
+
+
+def test_a_step_s_kernels_say_what_they_lose(capsys: pytest.CaptureFixture) -> None:
+    words = ["--model", "llama-3.1-8b", "--gpu", "l40s", "--batch-size", "8", "--context-len", "1024"]
+    assert main(["predict", *words, "--format", "json"]) == 0
+    step = json.loads(capsys.readouterr().out)
+    for kernel in step["kernels"]:
+        lost_us = kernel["count"] * (kernel["latency_us"] - kernel["roofline_us"])
+        assert kernel["loss_us"] == pytest.approx(lost_us)
+        assert kernel["loss_share"] == pytest.approx(lost_us / step["total_us"])
+
+
+def test_a_missing_log_or_training_gpu_says_what_to_use(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--kernels", "gemm.csv"])
+    assert "predict --calls FILE" in capsys.readouterr().err
+    (path := tmp_path / "own.csv").write_text("gpu,dtype,m,n,k,latency_us\nl40s,bf16,64,28672,4096,310\n")
+    assert main(["calibrate", "evaluate", "--sweep", str(path), "--test-gpus", "l40s"]) == 2
+    assert "one of --train-gpus a100_sxm,l40s" in capsys.readouterr().err
+
+
+def test_the_fields_of_a_struct_are_lines_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["tables", "kernel_calls", "-o", str(tmp_path / "columns.csv")]) == 0
+    assert "struct<m: int64" in (tmp_path / "columns.csv").read_text()
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("struct<" in line for line in lines)
+    assert any(line.split()[:2] == [".head_dim", "int64"] for line in lines)
+
+
+@pytest.mark.parametrize("size", [{"z": 1}, [64], "many", None])
+def test_a_json_table_with_other_things_than_sizes_is_refused(
+    size: object, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    row = {"m": size, "n": 64, "k": 64, "dtype": "bf16", "latency_us": 50}
+    (path := tmp_path / "kernels.json").write_text(json.dumps([row]))
+    assert main(["predict", "--calls", str(path), "--gpu", "l40s"]) == 2
+    assert capsys.readouterr().err.startswith(f"kernelsight: {path}")

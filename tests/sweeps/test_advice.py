@@ -60,7 +60,8 @@ def test_a_free_change_that_helps_a_tail_alone_comes_before_more_gpus():
     assert (first["setting"], first["value"], first["most_helped"]) == ("max_num_seqs", "32", "ttft_p99_ms")
     assert abs(first["e2e_gain"]) < 0.01 < 0.5 < first["most_gain"]
     assert first["most_gain"] == 1.0 - first["ttft_p99_ms_after"] / first["ttft_p99_ms_before"]
-    assert found["gpus"].to_pylist() == sorted(found["gpus"].to_pylist()) and last["gpus"] == 2
+    costs = list(zip(found["gpus"].to_pylist(), found["changes_numerics"].to_pylist(), strict=True))
+    assert costs == sorted(costs) and last["gpus"] == 2 and (1, True) in costs
 
 
 @pytest.mark.whole

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     target = check_ending(arguments.output, (".parquet",))
     if target is None:
         raise InvalidInput("calibrate fit needs -o FILE, the Parquet file to write the kernel model to.")
-    sweeps = sweep_paths(arguments.few or arguments.sweep)
+    sweeps = sweep_paths(arguments.few or arguments.sweep, getattr(arguments, "columns", None))
     if arguments.few and not arguments.onto:
         raise InvalidInput("--few corrects a kernel model; give it by --onto, a file, or default.")
     check_sweeps(sweeps)

@@ -7,15 +7,18 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelsight.catalog.gpu_names import plain_gpus
 from kernelsight.cli.options import columns
 from kernelsight.errors import InvalidInput
+from kernelsight.files.parquet_files import read_schema
 from kernelsight.fitting.kernel_sweeps.devices import SEALED
 from kernelsight.fitting.kernel_sweeps.importing import SUMMARY, import_sweep
 from kernelsight.fitting.kernel_sweeps.sources import SEVERAL_PATHS, reader
+from kernelsight.fitting.sweep_files import no_sweep
 from kernelsight.present.output import check_ending, note, print_rows
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         read_source, paths = reader(arguments.source), _paths(arguments.source, arguments.path)
         batches = read_source(paths, frozenset(plain_gpus(arguments.gpus)) or None, _names(arguments.families))
-    rows, unlisted, unread = import_sweep(batches, target)
+    rows, unlisted, unread = import_sweep(batches, target, refuse_empty=arguments.source == PROFILE)
     print_rows(rows, list(SUMMARY), arguments.format)
     read, kept, points = (sum(row[name] or 0 for row in rows) for name in ("read", "kept", "points"))
     where_written = f"; written to {target}" if target else ""
@@ -46,16 +49,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def sweep_paths(names: Sequence[str]) -> list[Path]:
-    """Return sweeps as Parquet files; a CSV of measured kernels is imported into a temporary folder."""
+def sweep_paths(names: Sequence[str], mapped: list[str] | None = None) -> list[Path]:
+    """Return sweeps as Parquet files; a CSV, JSON or mapped table of kernels is imported into a temporary folder.
+
+    ``mapped``: the words of --columns.
+    """
     from kernelsight.logs.profile_points import profile_points
 
     paths = []
     for path in map(Path, names):
-        if path.suffix.lower() == ".csv" and path.exists():
+        is_table = path.suffix.lower() in (".csv", ".json")
+        if path.suffix.lower() == ".parquet" and path.is_file():
+            is_table = "shape" not in read_schema(path, partial(no_sweep, path)).names
+        if (mapped or is_table) and path.exists():
             folder = Path(tempfile.mkdtemp(prefix="kernelsight-"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            rows, *_ = import_sweep(profile_points([path], None, None), folder / f"{path.stem}.parquet")
+            batches = profile_points([path], None, columns(mapped))
+            rows, *_ = import_sweep(batches, folder / f"{path.stem}.parquet", refuse_empty=True)
             kept = sum(row["kept"] or 0 for row in rows)
             note(f"{path}: {kept:,} rows kept of {sum(row['read'] or 0 for row in rows):,}")
             path = folder / f"{path.stem}.parquet"

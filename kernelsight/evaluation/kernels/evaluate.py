@@ -73,7 +73,14 @@ def check_gpus(split: Split, measured: set[str], final: bool) -> None:
         if gpu in SEALED and not final:
             raise InvalidInput(f"{gpu} is held out for the final evaluation; add --final to score it.")
         if gpu not in measured:
-            raise unknown("GPU", gpu, measured, "The sweep has no rows of it.")
+            role = "test" if gpu in split.test_gpus else "train"
+            raise unknown(
+                "GPU",
+                gpu,
+                measured,
+                f"It is one of --{role}-gpus {','.join(getattr(split, f'{role}_gpus'))}, and the sweep has rows of "
+                f"{', '.join(sorted(measured))} alone: an evaluation fits on some GPUs of it and scores others.",
+            )
     if in_both := sorted(set(split.train_gpus) & set(split.test_gpus)):
         raise InvalidInput(
             f"{in_both[0]} is both a training and a test GPU; train on a share of its sites with --budget."

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from kernelsight.caches.durable import durable_file
 from kernelsight.catalog.tables import contracts, facts
-from kernelsight.errors import unknown
+from kernelsight.errors import InvalidInput, unknown
 from kernelsight.fitting.kernel_sweeps.bounds import impossible
 from kernelsight.fitting.kernel_sweeps.points import Batch, first_reason, merged, to_contract
 
@@ -42,10 +42,17 @@ class Imported(NamedTuple):
     unread: set[str]
 
 
-def import_sweep(batches: Iterable[Batch], target: Path | None) -> Imported:
-    """Check, name and merge batches into the Parquet file ``target``, written atomically (None: only count)."""
+def import_sweep(batches: Iterable[Batch], target: Path | None, refuse_empty: bool = False) -> Imported:
+    """Check, name and merge batches into the Parquet file ``target``, written atomically (None: only count).
+
+    InvalidInput, with ``refuse_empty``: every row is rejected.
+    """
     with _writer(target) as write:
-        return _import(batches, write)
+        imported = _import(batches, write)
+        if refuse_empty and imported.rows and not any(row["kept"] for row in imported.rows):
+            reasons = ", ".join(f"{row['rejected']:,} of {row['family']} {row['reason']}" for row in imported.rows)
+            raise InvalidInput(f"all rows are rejected ({reasons}); nothing is written.")
+        return imported
 
 
 def imported_points(batches: Iterable[Batch]) -> pa.Table:
@@ -67,7 +74,7 @@ def _import(batches: Iterable[Batch], write: Callable[[pa.Table], None]) -> Impo
         if batch.family:
             if batch.gpu not in gpus:
                 raise unknown("GPU", batch.gpu, gpus, "The GPUs of a sweep must be in the catalogue.")
-            rows, names = _checked(batch, gpus[batch.gpu])
+            rows, names = checked(batch, gpus[batch.gpu])
             unlisted.update(names)
             counts = rows.group_by("reason").agg(pl.col("weight").sum()).iter_rows()
             dropped.update({reason: weight for reason, weight in counts if reason})
@@ -95,7 +102,7 @@ def _writer(target: Path | None) -> Iterator[Callable[[pa.Table], None]]:
         yield lambda table: writer.write_table(table.cast(schema), row_group_size=ROW_GROUP)
 
 
-def _checked(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]]:
+def checked(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]]:
     """Return a batch's rows with implementations and with reasons to reject some, and the unlisted kernel names."""
     rows, unlisted = batch.rows, []
     if "implementation" not in rows.columns:
@@ -103,12 +110,11 @@ def _checked(batch: Batch, gpu: dict[str, Any]) -> tuple[pl.DataFrame, list[str]
     shape = contracts()["sweep_points"].schema.field("shape").type
     sizes = [field.name for field in shape if field.name in rows.columns]
     is_empty = [pl.col(name) < (0 if name in MAY_BE_ZERO else 1) for name in sizes]
-    latency = pl.col("latency_us")
-    checks = [
-        ("empty_shape", pl.any_horizontal(pl.lit(False), *is_empty)),  # a size of the launch is 0
-        ("no_latency", latency.is_null() | ~latency.is_finite() | (latency <= 0)),
-        *impossible(batch.family, rows, gpu),
-    ]
+    checks = [("empty_shape", pl.any_horizontal(pl.lit(False), *is_empty))]  # a size of the launch is 0
+    if "latency_us" in rows.columns:
+        latency = pl.col("latency_us")
+        checks.append(("no_latency", latency.is_null() | ~latency.is_finite() | (latency <= 0)))
+        checks += impossible(batch.family, rows, gpu)
     return first_reason(rows, *checks), unlisted
 
 

@@ -97,7 +97,7 @@ def _counts(answer: Mapping[str, Any]) -> list[str]:
     lines = [f"{answer['requests']:,} requests compared"]
     for row in answer["dropped"]:
         first = f", first {row['example']}" if row["example"] and row["rows"] != "noted" else ""
-        lines.append(f"  {row['rows']}: {row['n']:,} x {row['reason']}{first}")
+        lines.append(f"  {row['rows']}: {row['n']:,} x {row['explanation']}{first}")
     lines += _files(answer["files"])
     if answer.get("cached_tokens"):
         measured, predicted = (answer["cached_tokens"][name] for name in ("measured", "predicted"))

@@ -47,7 +47,9 @@ def roofs_of(gpu: Mapping[str, Any], intensities: Sequence[float]) -> list[dict[
 
 
 SHOWN = ("name", "family", "count", "shape", "bound", "roofline_us", "eta", "latency_us", "p05_us", "p95_us", "share")
-SHOWN += ("energy_mj",)
+SHOWN += ("loss_us", "loss_share", "energy_mj")
+# what a narrow terminal leaves out, in this order
+EXPENDABLE = ("energy_mj", "p05_us", "p95_us", "eta", "family", "shape")
 
 
 def predict_page(step: Mapping[str, Any], gpu: Mapping[str, Any]) -> Page:
@@ -70,7 +72,8 @@ def predict_page(step: Mapping[str, Any], gpu: Mapping[str, Any]) -> Page:
         f"{interval(power['low'], power['high'])})"
     )
     rows = [
-        {name: kernel[name] for name in SHOWN} | {"share": percent(kernel["share"], 1)} for kernel in step["kernels"]
+        {name: kernel[name] for name in SHOWN} | {name: percent(kernel[name], 1) for name in ("share", "loss_share")}
+        for kernel in step["kernels"]
     ]
     kv_tokens = f"at {rounded(step['memory']['kv_bytes_per_token'])} bytes per token and GPU"
     return Page(
@@ -79,12 +82,54 @@ def predict_page(step: Mapping[str, Any], gpu: Mapping[str, Any]) -> Page:
         asked=[headline],
         sentences=[total, energy, rests_on(step), *([step["cliff"]] if step["cliff"] else [])],
         figures=lambda: roofline(step["kernels"], gpu),
-        tables=[Table(rows=rows)],
+        tables=[Table(rows=rows, expendable=EXPENDABLE)],
         evidence=[
             evidence_table(step["evidence"]),
             Table(lines=memory_lines(step["memory"], settings["max_model_len"], kv_tokens)),
         ],
         assumed=step["assumed"],
+    )
+
+
+MEASURED = ("measured_us", "latency_us", "ratio", "roofline_us", "bound", "loss_us", "loss_share", "name", "shape")
+EVERY_CALL = ("name", "count", "roofline_us", "bound", "eta", "latency_us", "latency_p05_us", "latency_p95_us", "tier")
+
+
+def calls_page(kernels: Rows, gpu: Mapping[str, Any]) -> Page:
+    """Return the page of a table of kernels: where they were measured, those first that lose most to the roofline.
+
+    ``kernels``: rows of ``predict_calls``; ``gpu``: its row of ``gpus``, whose roof the figure draws.
+    """
+    measured = [kernel for kernel in kernels if kernel.get("measured_us") is not None]
+    sentences = [f"{counted(len(kernels), 'kernel')} on {gpu['gpu']}"]
+    rows = [{name: kernel[name] for name in EVERY_CALL if name in kernel} for kernel in kernels]
+    drawn: list[dict[str, Any]] = []
+    if measured:
+        total_us, roofline_us, predicted_us = (
+            sum(kernel[name] for kernel in measured) for name in ("measured_us", "roofline_us", "latency_us")
+        )
+        first = measured[0]
+        sentences = [
+            f"{counted(len(measured), 'kernel')} on {gpu['gpu']}: measured {number(total_us)} us, predicted "
+            f"{number(predicted_us)} us, roofline {number(roofline_us)} us",
+            f"{first['name']} {number(first['shape'])} loses most: {number(first['loss_us'])} us above its roofline, "
+            f"{percent(first['loss_share'], 1)} of the measured time",
+            "ratio = measured / predicted; loss = measured - roofline, with its share of the measured time",
+        ]
+        rows = [
+            {name: kernel[name] for name in MEASURED} | {"loss_share": percent(kernel["loss_share"], 1)}
+            for kernel in measured
+        ]
+        drawn = [
+            {**kernel, "latency_us": kernel["measured_us"], "share": kernel["measured_us"] / total_us}
+            for kernel in measured
+        ]
+    return Page(
+        f"kernels on {gpu['gpu']}",
+        {"gpu": gpu["gpu"], "kernels": kernels},
+        sentences=sentences,
+        figures=lambda: roofline(drawn, gpu),
+        tables=[Table(rows=rows)],
     )
 
 
