@@ -106,7 +106,7 @@ def nearest(name: str, known: Iterable[str], limit: int = 4) -> list[str]:
     close = [by_lowercase[n] for n in difflib.get_close_matches(name.lower(), by_lowercase, n=limit, cutoff=0.5)]
     containing = [n for n in names if name and (name.lower() in n.lower() or n.lower() in name.lower())]
     beginning = [n for n in close if n.lower().startswith(name.lower())]
-    ending = [n for n in containing if n.lower().endswith(f"_{name.lower()}")]
+    ending = [n for n in close + containing if n.lower().endswith(f"_{name.lower()}")]
     return list(dict.fromkeys(beginning + ending + close + containing))[:limit]
 
 
