@@ -21,6 +21,7 @@ import kernelsight as ks
 from kernelsight.cli.main import main as command
 from kernelsight.fitting import pack_fit
 from kernelsight.kernels.families import FAMILIES
+from kernelsight.kernels.pack import read_pack, with_assumed
 from kernelsight.measure.kernels_to_measure import _calls_by_family
 from kernelsight.measure.run import measure_suite
 from kernelsight.measure.suite import read_suite
@@ -66,7 +67,8 @@ def main() -> int:
         pack = Path(folder) / "pack.parquet"
         if command(["calibrate", "fit", "-q", "--sweep", *map(str, sweeps), "-o", str(pack)]):
             return 1
-        with ks.connect(pack=pack) as session:
+        with ks.connect() as session:
+            session.give("eta_coefficients", with_assumed(read_pack(pack)))
             for gpu, model in ((gpu, model) for gpu in ("h200_sxm", "b200_sxm") for model in MODELS):
                 step = session.predict(model=model, gpu=gpu, tensor_parallel_size=8, batch_size=32, context_len=2000)
                 tiers = Counter(row["tier"] for row in step.kernels.to_pylist() if row["family"] in FAMILIES)
