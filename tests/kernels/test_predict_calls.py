@@ -221,6 +221,7 @@ def test_a_table_of_kernels_is_printed_and_written(tmp_path: Path, capsys: pytes
     assert main([*words, str(tmp_path / "rows.csv")]) == 0
     assert "m=4096 n=4096 k=4096 loses most" in capsys.readouterr().out
     assert (tmp_path / "rows.csv").read_text().splitlines()[0].startswith("name,family,shape")
+    pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
     assert main([*words, str(tmp_path / "page.html")]) == 0
     assert "Roofline" in (tmp_path / "page.html").read_text()
 

@@ -29,6 +29,7 @@ BASE: dict[str, tuple[str, ...]] = {
     "sweep": ('{"model": "qwen3-0.6b", "gpu": "l4", "request_rate": 2, "num_prompts": 4, "input_len": 9}',),
     "size": (*MODEL, "--gpus", "l4", "--rate", "1", "--slo", "ttft_p95:900", *LENGTHS, "--max-gpus", "1"),
     "compare": (*MODEL, *GPU, "--log", "LOG"),
+    "upgrade": ("--launch", "vllm serve Qwen/Qwen3-0.6B", "--from", "vllm:0.19", *GPU, *LOAD, *LENGTHS),
     "report": ("-o", "out.html"), "timeline": ("-o", "out.json"),
     "calibrate import": ("-o", "out.parquet"), "calibrate measure": ("-o", "out.parquet"),
     "calibrate plan": ("--gpu", "l4", "--minutes", "1", "-o", "out.json"),

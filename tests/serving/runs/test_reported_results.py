@@ -87,7 +87,11 @@ with kept as (
     count(*) as steps
   from steps group by all
 ),
-called as (select scenario_id, phase, name, sum(calls) as calls from kernel_breakdown group by all)
+called as (
+  -- decodes that run in the kernel of prompts are decodes
+  select scenario_id, phase, if(name = 'decode_as_prefill', 'decode_attention', name) as name, sum(calls) as calls
+  from kernel_breakdown group by all
+)
 select kept.*, called.name, called.calls from kept join called using (scenario_id, phase)
 """
 
