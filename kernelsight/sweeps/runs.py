@@ -213,7 +213,8 @@ class WhatIf:
     """
 
     def __init__(self, session: Session, plan: Plan, summary: pa.Table, assumed: Sequence[str] = ()) -> None:
-        self._session, self._plan, self._summary, self.assumed = session, plan, summary, list(assumed)
+        self._session, self._plan, self._summary = session, plan, summary
+        self.assumed: list[str] = list(assumed)
         self._runs: dict[str, Run] = {}
 
     @classmethod
